@@ -1,7 +1,7 @@
-"""Run programs for a request: yield their lines as they come, and never leave an orphan behind.
+"""Run programs for a request, yield their lines as they arrive, and leave no orphans.
 
 Each child has its own session, so that its whole process group can be killed at the deadline or
-when the master disconnects. Ranks are not started here: they outlive the connection (supervisor/).
+when the master disconnects. Ranks, which outlive the connection, are started by `supervisor`.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from agents.errors import ExpectedError, explain_os_error
 from agents.shared.files.python_child import SAFE_FOLDER, python_variables
 
 KEPT_LINES = 200
-
-# Interval at which a reader without input checks whether it should end, in seconds.
-_LOOK_S = 0.5
-
-# Maximum wait for the readers to reap killed children, in seconds.
+"""Maximum number of lines kept of a program's output."""
+_POLL_S = 0.5
+"""Interval at which a reader without input checks whether it should end, in seconds."""
 _REAP_S = 5.0
+"""Maximum wait for the readers to reap killed children, in seconds."""
 
 
 class Children:
-    """Running programs of one request."""
+    """The running programs of one request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._closed = False
         self.is_cancelled = False
-        """Whether the request was cancelled."""
+        """True if the request was cancelled."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a program runs."""
+        """True while a program runs."""
         return bool(self._running)
 
     @property
     def is_closed(self) -> bool:
-        """Whether no program can be started any more."""
+        """True if no more programs can be started."""
         return self._closed
 
     def run(
@@ -58,7 +57,7 @@ class Children:
         on_line: Callable[[str], None] | None = None,
         stdin: int = subprocess.DEVNULL,
     ) -> tuple[int, list[str]]:
-        """Run a program; return its exit code and the last whole lines of stdout and stderr.
+        """Run a program; return its exit code and the last lines of stdout and stderr.
 
         Raises:
             ExpectedError: the program could not be started.
@@ -71,7 +70,7 @@ class Children:
                 kept.append(line)
                 if on_line is not None:
                     on_line(line)
-            # Wait without reaping: the pid stays taken until the whole group is killed.
+            # Wait without reaping: the pid stays reserved until the whole group is killed.
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             end_group(process)
             return process.returncode, list(kept)
@@ -86,11 +85,9 @@ class Children:
         self.end_all()
 
     def end_all(self) -> None:
-        """Kill all programs; none can be started afterwards.
-
-        Only the thread in `run` reaps its child and closes its pipes: if another thread did, the
-        descriptor or the pid could be reused while `run` still uses it.
-        """
+        """Kill all programs; no more can be started afterwards."""
+        # Only the thread in `run` reaps its child and closes its pipes: otherwise a pid or a
+        # descriptor could be reused while `run` still uses it.
         with self._lock:
             self._closed = True
             running = tuple(self._running)
@@ -124,19 +121,17 @@ class Children:
     def _read_text(
         self, process: subprocess.Popen[bytes], timeout_s: float | None
     ) -> Iterator[str]:
-        """Yield lines until every process that holds the pipes has ended, or `end_all` was called.
-
-        Each stream has its own pipe, because libraries log in threads: in a shared pipe, half a
-        line on stderr would spoil the JSON line on stdout that follows it.
-        """
+        """Yield lines until all processes with the pipes have ended, or `end_all` was called."""
+        # One pipe per stream, because libraries log in threads: in a shared pipe, half a line on
+        # stderr would corrupt the next JSON line on stdout.
         rests = {pipe.fileno(): b"" for pipe in _pipes(process)}
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while rests:
-            left_s = _LOOK_S if deadline is None else deadline - time.monotonic()
+            left_s = _POLL_S if deadline is None else deadline - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError(f"no end after {timeout_s:g} s")
-            readable, _, _ = select.select(list(rests), [], [], min(left_s, _LOOK_S))
-            # A grandchild in another session survives the kill and may keep the pipe open forever.
+            readable, _, _ = select.select(list(rests), [], [], min(left_s, _POLL_S))
+            # A grandchild in another session survives the kill and may hold the pipe open forever.
             if not readable and self._closed:
                 break
             for source in readable:
@@ -144,7 +139,7 @@ class Children:
                 # Progress bars end their lines with a carriage return.
                 *lines, rest = (rests[source] + block).replace(b"\r", b"\n").split(b"\n")
                 if block:
-                    # A program may print without any newline; keep a bounded part.
+                    # A program may print without newlines; keep a limited part.
                     rests[source] = rest[-(1 << 16) :]
                 else:
                     lines.append(rests.pop(source))
@@ -157,7 +152,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> list[IO[bytes]]:
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
     """Kill the child's process group, then reap the child."""
-    # In this order: the group's id cannot be reused until its leader is reaped.
+    # In this order, because the group's id cannot be reused before its leader is reaped.
     if process.returncode is not None:
         return
     _kill_group(process)

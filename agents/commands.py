@@ -1,6 +1,6 @@
-"""Dispatch the commands of the archive; each is imported only when it runs.
+"""Dispatch the commands of the archive.
 
-The start of Python is most of the time between a connection and `hello`, so imports are lazy.
+Imports are lazy, because the start of Python takes most of the time between connection and `hello`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def run_command(argv: list[str]) -> int:
         from agents.spread.process import spread
 
         return spread(open_home(), sys.stdin.buffer, sys.stdout.buffer)
+    # Both read from shares, whose server may be lost.
     if command in ("shared", "probe") and len(arguments) == 1:
-        return _look_at_shares(command, Path(arguments[0]))
+        return _check_shares(command, Path(arguments[0]))
     if command in ("receive", "send") and len(arguments) == 1:
         return _transfer(command, arguments[0])
     sys.stderr.write(USAGE + "\n")
@@ -56,7 +57,7 @@ def run_command(argv: list[str]) -> int:
 def _serve(nonce: str) -> int:
     from agents.serve.handshake import greet
 
-    # Before the server is imported, so that `hello` goes out first.
+    # `hello` is sent before the import of the server, which takes longer.
     greeted = greet(nonce)
     if greeted is None:
         return 1
@@ -66,7 +67,7 @@ def _serve(nonce: str) -> int:
     return 0
 
 
-def _look_at_shares(command: str, path: Path) -> int:
+def _check_shares(command: str, path: Path) -> int:
     from agents.node import shared_files
 
     if command == "shared":
@@ -77,7 +78,7 @@ def _look_at_shares(command: str, path: Path) -> int:
         sys.stdout.write(problem)
         code = 1 if problem else 0
     sys.stdout.flush()
-    # A thread that waits for a server would hold the interpreter.
+    # A thread that waits for a file server would block a normal exit.
     os._exit(code)
 
 

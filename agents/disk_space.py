@@ -1,8 +1,8 @@
-"""Disk space that is set aside beforehand, so that a full disk cannot silence a run.
+"""Disk space reserved in advance, so that a full disk cannot silence a run.
 
-A journal gets blocks beyond its end while there is room, and grows into them later; its size does
-not change. What has to be written at the very end has a file without a name, whose blocks are given
-back right before, and by the kernel if its process is killed: nothing of it stays on the disk.
+A journal reserves blocks beyond its end while the disk has room, and grows into them later; its
+size does not change. Space for the final record is held by an unnamed file, which is closed right
+before the record is written. If its process is killed, the kernel frees the blocks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 _KEEP_SIZE = 1
 """FALLOC_FL_KEEP_SIZE of fallocate(2), which `os.posix_fallocate` cannot pass."""
 _BLOCK_BYTES = 512
-"""Unit of `st_blocks`."""
+"""Unit of `st_blocks`, in bytes."""
 
 
 class HeldSpace:
-    """Space in a folder, held until `release` or the end of this process."""
+    """Reserved space in a folder, until `release` or the end of this process."""
 
     def __init__(self, folder: Path, size_bytes: int) -> None:
-        """Hold `size_bytes` on the disk of `folder`.
+        """Reserve `size_bytes` on the disk of `folder`.
 
         Raises:
             OSError: the disk is full or refuses.
@@ -38,22 +38,23 @@ class HeldSpace:
             raise
 
     def release(self) -> None:
-        """Give the space back."""
+        """Free the space."""
         self._file.close()
 
 
 def hold_ahead(file: int, size_bytes: int) -> int:
-    """Hold space beyond the end of an open file that only grows.
+    """Reserve space beyond the end of an open file that only grows.
 
     Args:
-        file: descriptor, open for writing.
-        size_bytes: space to hold; refilled when less than half of it is left.
+        file: descriptor that is open for writing.
+        size_bytes: space to reserve; it is refilled when less than half is left.
 
     Returns:
-        Bytes that are held now. 0 too where the file system cannot hold any.
+        Bytes reserved now; 0 if the file system does not support it.
     """
     held = _held_bytes(file)
     if held < size_bytes // 2:
+        # Errors are ignored: a file system without fallocate reserves nothing.
         libc = ctypes.CDLL(None, use_errno=True)
         end = os.fstat(file).st_size
         libc.fallocate(file, _KEEP_SIZE, ctypes.c_int64(end), ctypes.c_int64(size_bytes))
@@ -62,8 +63,9 @@ def hold_ahead(file: int, size_bytes: int) -> int:
 
 
 def give_back(file: int) -> None:
-    """Give back what is held beyond the end of an open file."""
+    """Free the space reserved beyond the end of an open file."""
     with contextlib.suppress(OSError):
+        # Truncating to the current size frees blocks beyond the end.
         os.ftruncate(file, os.fstat(file).st_size)
 
 
@@ -73,29 +75,29 @@ def _held_bytes(file: int) -> int:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return how much of the disk of an existing folder this user may still fill.
+    """Return the bytes that this user may still write to the disk of an existing folder.
 
     Raises:
-        OSError: there is no such folder.
+        OSError: the folder does not exist.
     """
     state = os.statvfs(folder)
     return state.f_bavail * state.f_frsize
 
 
 def free_files(folder: Path) -> int | None:
-    """Return how many more files the disk of an existing folder takes from this user.
+    """Return how many more files this user may create on the disk of an existing folder.
 
-    None: the file system has no limit of its own, as btrfs.
+    None if the file system has no such limit, like btrfs.
 
     Raises:
-        OSError: there is no such folder.
+        OSError: the folder does not exist.
     """
     state = os.statvfs(folder)
     return state.f_favail if state.f_files else None
 
 
 def walk_files(place: Path) -> Iterator[os.stat_result]:
-    """Yield the state of the files at and below a place; links are not followed."""
+    """Yield the state of all files at and below a path, without following links."""
     paths = [str(place)]
     while paths:
         path = paths.pop()
@@ -105,10 +107,10 @@ def walk_files(place: Path) -> Iterator[os.stat_result]:
                 paths += [entry.path for entry in os.scandir(path)]
             else:
                 yield found
-        except (FileNotFoundError, PermissionError):  # deleted meanwhile, or another user's
+        except (FileNotFoundError, PermissionError):  # deleted meanwhile, or of another user
             continue
 
 
 def freed_bytes(place: Path) -> int:
-    """Return the bytes that deleting a folder frees: files with another name elsewhere stay."""
+    """Return the bytes that deleting a folder frees; files with other hard links do not count."""
     return sum(found.st_blocks * _BLOCK_BYTES for found in walk_files(place) if found.st_nlink == 1)

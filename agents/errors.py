@@ -1,7 +1,7 @@
-"""The one error of the agent that is not a bug: a fault outside our code, in plain words.
+"""The agent's error for faults outside our code, with a message for the user.
 
-On the wire it becomes a RemoteError of kind `user`, which the app raises as its own UserError.
-Any other exception that escapes a handler is sent as a `bug`, with its traceback.
+On the wire it becomes a RemoteError of kind `user`, which the app raises as its own UserError. Any
+other exception that escapes a handler is sent as a `bug`, with its traceback.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class ExpectedError(Exception):
     """A failure outside our control. `message` says what and where, `hint` what to do next."""
 
     topic: str = ""
-    """Section of the troubleshooting page with the background; empty: there is none."""
+    """Section of the troubleshooting page, or an empty string."""
 
     def __init__(self, message: str, hint: str = "", *, topic: str = "") -> None:
-        # Errors are sent, logged and kept in journals, and quote what libraries wrote.
+        # Errors are sent, logged and kept in journals, and may quote output of libraries.
         message, hint = hide_secrets(message), hide_secrets(hint)
         super().__init__(message)
         self.message = message
@@ -32,7 +32,7 @@ class Diverged(ExpectedError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, without a full stop, or its kind.
+    """Return the first line of an error's text without a full stop, or the name of its class.
 
     >>> first_line(ValueError("No such layer.\\nIn layer 3")), first_line(MemoryError())
     ('No such layer', 'MemoryError')
@@ -41,10 +41,10 @@ def first_line(error: BaseException) -> str:
 
 
 def explain_os_error(error: OSError, doing: str) -> ExpectedError:
-    """Return `error` in plain words; `doing` names the operation that it interrupted."""
+    """Return `error` as a message for the user; `doing` names the interrupted operation."""
     if isinstance(error, ForeignFile):
         return ExpectedError(f"{error.message}.", error.hint)
-    # A quota that is used up looks like a full disk to the user, and is mended in the same way.
+    # To the user, an exceeded quota looks like a full disk and has the same remedy.
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ExpectedError(
             f"The disk is full: {doing}.",
@@ -54,6 +54,6 @@ def explain_os_error(error: OSError, doing: str) -> ExpectedError:
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return ExpectedError(
             f"The agent has no permission to write: {doing} ({error.strerror}).",
-            "Allow the user that Rackless logs in as to write to that folder",
+            "Give the user that Rackless logs in as write access to that folder",
         )
     return ExpectedError(f"The system refused: {doing} ({error.strerror or error}).")

@@ -14,15 +14,15 @@ from agents.state import read_json, write_json
 _BLOCK_BYTES = 1 << 20
 
 
-def hash_file(path: Path, tell: Callable[[int], None] | None = None) -> str:
-    """Return the sha256 of a file; `tell` gets the number of bytes of each block that is read."""
+def hash_file(path: Path, on_read: Callable[[int], None] | None = None) -> str:
+    """Return the sha256 of a file; `on_read` gets the size of each block read, in bytes."""
     digest = hashlib.sha256()
     try:
         with open_regular(path) as file:
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
-                if tell is not None:
-                    tell(len(block))
+                if on_read is not None:
+                    on_read(len(block))
     except OSError as error:
         raise explain_os_error(error, f"reading {path}") from error
     return digest.hexdigest()
@@ -32,11 +32,11 @@ def hash_files(paths: Sequence[Path], memory: Path | None) -> str:
     """Return the sha256 of one file, or the sha256 of the hashes of several files in order.
 
     Args:
-        paths: The files.
-        memory: Folder of the cached hashes; None to hash without a cache.
+        paths: files to hash.
+        memory: folder of cached hashes, or None to hash without a cache.
 
     Raises:
-        ExpectedError: A file cannot be read.
+        ExpectedError: a file cannot be read.
     """
     try:
         hashes = [hash_cached(path, memory) for path in paths]
@@ -44,25 +44,29 @@ def hash_files(paths: Sequence[Path], memory: Path | None) -> str:
         raise explain_os_error(error, f"reading {error.filename}") from error
     if len(hashes) == 1:
         return hashes[0]
-    return hashlib.sha256("".join(f"{one}\n" for one in hashes).encode("ascii")).hexdigest()
+    return hashlib.sha256("".join(f"{each}\n" for each in hashes).encode("ascii")).hexdigest()
 
 
-def hash_cached(path: Path, memory: Path | None, tell: Callable[[int], None] | None = None) -> str:
-    """Return the sha256 of a file, from the cache if size, time and inode are unchanged."""
+def hash_cached(
+    path: Path, memory: Path | None, on_read: Callable[[int], None] | None = None
+) -> str:
+    """Return the sha256 of a file, from the cache if path, size, mtime and inode are unchanged."""
     if memory is None:
-        return hash_file(path, tell)
+        return hash_file(path, on_read)
+    # Resolved, so that all links to a file share one entry.
     real = path.resolve()
+    # The key is read before the file: a change meanwhile makes the entry invalid.
     key, note = _key(real), _note(real, memory)
     known = _recall(key, note)
     if known is not None:
         return known
-    sha256 = hash_file(real, tell)
+    sha256 = hash_file(real, on_read)
     _write(note, key, sha256)
     return sha256
 
 
 def remember_hash(path: Path, memory: Path | None, sha256: str) -> None:
-    """Keep the hash of a file that is known from elsewhere."""
+    """Store the known hash of a file in the cache."""
     if memory is not None:
         real = path.resolve()
         _write(_note(real, memory), _key(real), sha256)
@@ -73,11 +77,11 @@ def _write(note: Path, key: list[str | int], sha256: str) -> None:
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(note, {"key": key, "sha256": sha256})
     except (OSError, ExpectedError):
-        pass  # without the cache entry the file is hashed again next time
+        pass  # without a cache entry, the file is hashed again next time
 
 
 def is_cached(path: Path, memory: Path | None) -> bool:
-    """Return whether `hash_cached` would not have to read this file."""
+    """Return whether `hash_cached` can answer without reading this file."""
     if memory is None:
         return False
     real = path.resolve()
@@ -85,12 +89,13 @@ def is_cached(path: Path, memory: Path | None) -> bool:
 
 
 def _key(real: Path) -> list[str | int]:
-    """Return what changes with the content of a file."""
+    """Return a key that changes when the content of the file changes."""
     stat = real.stat()
     return [str(real), stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
 def _note(real: Path, memory: Path) -> Path:
+    # A hash of the path, because a path is no safe file name.
     return memory / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:24]}.json"
 
 

@@ -1,19 +1,18 @@
-"""Keep Python code that comes with a model or with data from running, whoever would load it.
+"""Prevent Python code that comes with a model or with data from running, in any library.
 
-Several libraries run such code when a model asks for it: Transformers for an `auto_map`, the
-converter of llama.cpp by passing `trust_remote_code=True`, `kernels` for an attention named
-`org/kernel`, torch for a pickle. A program that opens strangers' files calls `install` before it
-imports any of them.
-Then:
+Several libraries run such code if a model asks for it: Transformers for an `auto_map`, the
+converter of llama.cpp with `trust_remote_code=True`, `kernels` for an attention named `org/kernel`,
+torch for a pickle. A program that opens untrusted files calls `install` before it imports any of
+these libraries. Then:
 
-- no module is imported from a folder that holds models, data or downloads (`forbid` adds one), nor
-  from the library's own cache of such code: that is refused where Python executes files, so that a
-  library which is not named here is bound by it, too;
-- what Transformers offers for it says no with a sentence that names the code, and takes the class
-  that it has itself where there is one, since many models keep an `auto_map` from before;
-- `torch.load` reads tensors and plain values only, and no file of such a folder.
+- No module can be imported from a folder of models, data or downloads (`forbid` adds one), or from
+  a library's cache of such code. Python's file loaders refuse it, so the rule also covers libraries
+  that are not named here.
+- Transformers' functions for such code raise an error that names the code. If Transformers has its
+  own class for the model, it uses that, because many models still have an old `auto_map`.
+- `torch.load` reads tensors and plain values only, and no files from such a folder.
 
-Modules are changed right after Python has executed them, before another can take names from them.
+Modules are patched right after Python has executed them, before others can import their names.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _CONFIGS = (
     *("preprocessor_config.json", "video_preprocessor_config.json", "adapter_config.json"),
 )
 _MOST_NAMED = 4
-# Larger files are not read to look for a name that only makes a message better.
+# Larger files are not searched for a name that only improves a message.
 _MOST_BYTES = 4 << 20
 _CACHES = (
     *("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_MODULES_CACHE", "HF_DATASETS_CACHE"),
@@ -55,18 +54,19 @@ _is_installed = False
 
 
 class ForeignCodeRefused(ExpectedError, ValueError):
-    """A model or data set brought code of its own, which was not run.
+    """Raised when a model or data set asks to run its own code, which was refused.
 
-    Transformers reports the same as a ValueError, and callers of it may fall back on that.
+    It is a ValueError, too, because callers of Transformers may catch that to fall back.
     """
 
 
 def install() -> None:
-    """Refuse strangers' code in this process from now on."""
+    """Refuse code of models and data in this process from now on."""
     global _is_installed
     if _is_installed:
         return
     _is_installed = True
+    # For libraries that read them on import, and for child processes.
     os.environ.update(_VARIABLES)
     for folder in _known_folders(os.environ):
         forbid(folder)
@@ -77,15 +77,16 @@ def install() -> None:
 
 
 def forbid(folder: str | Path) -> None:
-    """Let no module be imported from this folder, nor from where it links to."""
+    """Forbid the import of modules from this folder and from the target of its links."""
+    # Both spellings, because a module's path may contain links or not.
     for path in (os.path.abspath(folder), os.path.realpath(folder)):
-        # A whole disk cannot be forbidden: Python itself lies there.
+        # A folder that contains Python itself, such as `/`, cannot be forbidden.
         if not _holds_python(path):
             _forbidden.add(os.path.join(path, ""))
 
 
 def _known_folders(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield where downloads, and what a master sends, are kept on this PC."""
+    """Yield the folders of downloads and of files from a master on this PC."""
     home = os.path.expanduser("~")
     cache = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     hub = environ.get("HF_HOME") or os.path.join(cache, "huggingface")
@@ -98,28 +99,28 @@ def _known_folders(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _holds_python(folder: str) -> bool:
-    """Return whether Python, or what was put on its search path at the start, lies below."""
+    """Return whether Python or a folder of its initial search path is inside `folder`."""
     needed = (sys.prefix, sys.base_prefix, *sys.path, os.path.dirname(os.path.dirname(__file__)))
     inside = os.path.join(folder, "")
-    return any(os.path.join(os.path.realpath(one), "").startswith(inside) for one in needed if one)
+    return any(os.path.join(os.path.realpath(p), "").startswith(inside) for p in needed if p)
 
 
 def _is_forbidden(path: str) -> bool:
     candidates = {os.path.abspath(path), os.path.realpath(path)}
-    if any(one.startswith(own) for one in candidates for own in _own_folders(os.environ)):
+    if any(name.startswith(own) for name in candidates for own in _own_folders(os.environ)):
         return False
-    return any(one.startswith(folder) for one in candidates for folder in _forbidden)
+    return any(name.startswith(folder) for name in candidates for folder in _forbidden)
 
 
 def _own_folders(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield where torch and Triton keep what they compiled; a model's folder may be above it."""
+    """Yield the caches of torch and Triton for compiled code, also within a forbidden folder."""
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         if environ.get(name):
             yield os.path.join(os.path.abspath(environ[name]), "")
 
 
 def refuse(what: str, where: object, reason: str = "") -> NoReturn:
-    """Raise the error about code that was not run.
+    """Raise the error about refused code.
 
     Raises:
         ForeignCodeRefused: always.
@@ -132,11 +133,11 @@ def refuse(what: str, where: object, reason: str = "") -> NoReturn:
     )
 
 
-# ---------------------------------------------------------------- where Python executes files
+# ---------------------------------------------------------------- Python's file loaders
 
 
 def _guard_loaders() -> None:
-    """Check each file before Python executes it as a module, and patch the modules of our table."""
+    """Check each file before Python executes it as a module, and patch modules in `_PATCHES`."""
     source: Any = importlib.machinery.SourceFileLoader
     bytecode: Any = importlib.machinery.SourcelessFileLoader
     extension: Any = importlib.machinery.ExtensionFileLoader
@@ -150,11 +151,12 @@ def _guard_loaders() -> None:
 
 def _guarded(load: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(self: Any, module: Any) -> Any:
-        """Load a module, unless its file came with a model or with data."""
+        """Load a module unless its file is in a forbidden folder."""
         path = str(getattr(self, "path", ""))
         if path and _is_forbidden(path):
             refuse(os.path.basename(path), os.path.dirname(path))
         made = load(self, module)
+        # exec_module returns None, create_module the module.
         patch = _PATCHES.get(getattr(module, "__name__", ""))
         if patch is not None:
             patch(module)
@@ -164,7 +166,8 @@ def _guarded(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_loaded(module: Any) -> None:
-    """Change a module that was imported before, also where others have taken its names."""
+    """Patch a module that is already imported, and its names in other modules of the package."""
+    # Modules of the package may have imported the old functions by name.
     before = dict(vars(module))
     _PATCHES[module.__name__](module)
     changed = {id(old): name for name, old in before.items() if vars(module)[name] is not old}
@@ -176,11 +179,11 @@ def _patch_loaded(module: Any) -> None:
                     setattr(other, name, getattr(module, changed[id(value)]))
 
 
-# ---------------------------------------------------------------- what libraries offer for it
+# ---------------------------------------------------------------- libraries
 
 
 def _patch_dynamic_modules(module: Any) -> None:
-    """Make Transformers refuse code of a model, and take its own class where it has one."""
+    """Make Transformers refuse a model's code, and use its own class if it has one."""
 
     def resolve_trust_remote_code(
         trust_remote_code: object = None,
@@ -190,6 +193,7 @@ def _patch_dynamic_modules(module: Any) -> None:
         error_message: str | None = None,
         upstream_repo: str | None = None,
     ) -> bool:
+        # Even if a caller passes True, as the converter of llama.cpp does.
         del trust_remote_code, error_message
         if has_remote_code and not has_local_code:
             refuse(_name_code(model_name, upstream_repo), model_name)
@@ -217,7 +221,7 @@ def _patch_dynamic_modules(module: Any) -> None:
 
 
 def _name_code(model: object, upstream: str | None) -> str:
-    """Return what a model's files name as code to run."""
+    """Return the names of code in a model's files, for the message."""
     named: dict[str, str] = {}
     for file, reference in _read_references(Path(str(model))):
         if upstream is None or reference.startswith(f"{upstream}--"):
@@ -231,7 +235,7 @@ def _name_code(model: object, upstream: str | None) -> str:
 
 
 def _read_references(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (file, reference) for each class of its own that a model's folder names."""
+    """Yield (file, reference) for each custom class that a model's files name."""
     for name in _CONFIGS:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             path = folder / name
@@ -239,9 +243,9 @@ def _read_references(folder: Path) -> Iterator[tuple[str, str]]:
                 found = json.loads(path.read_bytes())
                 named = found.get("auto_map") if isinstance(found, dict) else None
                 for value in named.values() if isinstance(named, dict) else [named]:
-                    for one in value if isinstance(value, list) else [value]:
-                        if isinstance(one, str):
-                            yield name, one
+                    for reference in value if isinstance(value, list) else [value]:
+                        if isinstance(reference, str):
+                            yield name, reference
 
 
 def _patch_hub_kernels(module: Any) -> None:
@@ -264,7 +268,7 @@ def _patch_hub_kernels(module: Any) -> None:
 
 
 def _patch_kernels(module: Any) -> None:
-    """Make the package `kernels` load nothing."""
+    """Make the package `kernels` refuse all loading."""
 
     def load(name: object = "", *rest: Any, **more: Any) -> Any:
         del rest, more
@@ -276,36 +280,37 @@ def _patch_kernels(module: Any) -> None:
 
 
 def _patch_torch_load(module: Any) -> None:
-    """Make `torch.load` read no pickle that could run code."""
+    """Make `torch.load` refuse pickles that could run code."""
     load = module.load
 
     def load_values(file: Any, *rest: Any, **more: Any) -> Any:
-        """Load tensors and plain values; the rest of a pickle is refused by torch itself."""
+        """Load tensors and plain values; torch itself refuses other objects in a pickle."""
         if isinstance(file, (str, os.PathLike)) and _is_forbidden(os.fspath(file)):
             raise ForeignCodeRefused(
                 f"{file} is a pickle, which can run code, and is never loaded.",
                 "Save it again with model.save_pretrained(folder), which writes safetensors",
             )
+        # Overrides the caller's argument.
         more["weights_only"] = True
         more.pop("pickle_module", None)
-        return load(file, *rest[:1], **more)  # of these, map_location
+        return load(file, *rest[:1], **more)  # the first of `rest` is map_location
 
     module.load = load_values
 
 
 def _patch_numpy(module: Any) -> None:
-    """Make `numpy.load` read no pickles."""
+    """Make `numpy.load` refuse pickles."""
     load = module.load
 
     def load_arrays(file: Any, *rest: Any, **more: Any) -> Any:
         more["allow_pickle"] = False
-        return load(file, *rest[:1], **more)  # of these, mmap_mode
+        return load(file, *rest[:1], **more)  # the first of `rest` is mmap_mode
 
     module.load = load_arrays
 
 
 def _patch_jinja(module: Any) -> None:
-    """Bound what templates compute in one step."""
+    """Limit the work of a single operation in a template."""
     bound_operators(module.SandboxedEnvironment)
 
 
@@ -318,4 +323,4 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "jinja2.sandbox": _patch_jinja,
     "numpy.lib._npyio_impl": _patch_numpy,
 }
-"""Module -> function that changes it."""
+"""Function that patches a module, by the module's name."""

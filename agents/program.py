@@ -1,11 +1,11 @@
 """Start a program that imports torch: `python -m agents.program MODULE ARGUMENT...`.
 
-MODULE has a `main` that takes the arguments and returns the exit code. Objects made by its imports
-live until the process ends, so the garbage collector skips them, during the imports (which saves a
-fifth of their time) and afterwards.
+MODULE has a `main` that takes the arguments and returns the exit code. Objects created by imports
+live until the process ends, so the garbage collector skips them during the imports, which saves a
+fifth of their time, and afterwards.
 
-These programs can simply be restarted, while a run on the same PC may be days old: when memory runs
-out, the kernel should kill them first.
+These programs can simply be restarted, while a run on the same PC may be days old. So if memory
+runs out, the kernel should kill them first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from agents import foreign_code
 
 OOM_SCORE = 500
-"""Likelihood of being killed when memory runs out, of 1,000; see proc_pid_oom_score_adj(5). Ranks
-and a user's own programs have 0 or little more."""
+"""Adjustment that makes the kernel kill this process first if memory runs out, at most 1000; see
+proc_pid_oom_score_adj(5). Ranks and a user's own programs have about 0."""
 
 
 def command(python: str, module: str, *arguments: str) -> list[str]:
@@ -32,7 +32,7 @@ def command(python: str, module: str, *arguments: str) -> list[str]:
 
 @contextlib.contextmanager
 def imports_that_stay() -> Iterator[None]:
-    """Exclude objects that imports in the block create from garbage collection."""
+    """Exclude objects that the block's imports create from garbage collection."""
     gc.disable()
     try:
         yield
@@ -45,10 +45,10 @@ def imports_that_stay() -> Iterator[None]:
 def main(argv: list[str]) -> int:
     """Import the module and run it."""
     os.umask(0o077)  # data, checkpoints and models of users are private
-    # Not fatal: some containers mount /proc read-only.
+    # Some containers mount /proc read-only.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")
-    # Before the imports below, which bring the libraries that could run a stranger's code.
+    # Before the import below, which may load libraries that run foreign code.
     foreign_code.install()
     name, *arguments = argv
     with imports_that_stay():

@@ -1,8 +1,8 @@
 """The agent's home folder, durable JSON files, file locks, and identities of processes.
 
-A reader of a JSON file sees the old content or the new one, never a part: it is written under a
-temporary name, fsynced, renamed, and its folder fsynced. A process is identified by pid, start time
-and boot id together, because pids are reused.
+A reader of a JSON file sees the old or the new content, never a part: the file is written under a
+temporary name, fsynced and renamed, and its folder is fsynced. A process is identified by pid,
+start time and boot id together, because pids are reused.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def archive_path() -> str:
-    """Return the entry of PYTHONPATH for `import agents`: the pushed archive, or a folder."""
+    """Return the entry of PYTHONPATH for `import agents`: the pushed archive or a folder."""
     return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def agent_command() -> list[str]:
     """Return the argv that starts this same agent, to be followed by a command."""
     archive = archive_path()
-    # -I keeps the user's PYTHONPATH and site folder out; a source tree needs the path to be found.
+    # -I ignores the user's PYTHONPATH and site folder; a source tree is found only by PYTHONPATH.
     if os.path.isfile(archive):
         return [sys.executable, "-I", archive]
     return [sys.executable, "-m", "agents"]
 
 
 def require_name(value: str, what: str) -> str:
-    """Return `value` if it is safe as one part of a path.
+    """Return `value` if it is safe as one component of a path.
 
     Raises:
-        ExpectedError: it contains anything but letters, digits, `.`, `_` and `-`, or is too long.
+        ExpectedError: it is too long, or has characters other than letters, digits, `.`, `_`, `-`.
     """
     if not is_safe_name(value):
         raise ExpectedError(
             f"{what} {value[:80]!r} is not allowed.",
-            "Use 1 to 128 letters, digits, dots, underscores and dashes; begin with no sign",
+            "Use 1 to 128 letters, digits, dots, underscores and dashes; start with a letter or "
+            "a digit",
         )
     return value
 
@@ -91,7 +92,7 @@ class Home:
         """Return the folder of an attempt.
 
         Raises:
-            ExpectedError: the number or the run id is none.
+            ExpectedError: the number or the run id is invalid.
         """
         if not 1 <= attempt <= MAX_ATTEMPT:
             raise ExpectedError(f"There is no attempt {attempt}: attempts count from 1.")
@@ -102,11 +103,11 @@ class Home:
 
 
 def open_home() -> Home:
-    """Create the agent's home folder if it is missing, and test that it is writable.
+    """Create the agent's home folder if necessary, and test that it is writable.
 
     Raises:
-        ExpectedError: it cannot be created or written, is another user's, or is a folder for
-            something else.
+        ExpectedError: it cannot be created or written, belongs to another user, or contains other
+            files.
     """
     named = os.environ.get("RACKLESS_AGENT_HOME")
     path = Path(named) if named else Path.home() / ".local" / "share" / "rackless-agent"
@@ -123,17 +124,18 @@ def open_home() -> Home:
 
 
 def _require_home(home: Home) -> None:
-    """Refuse a folder with other things in it, since closing it would lock its users out.
+    """Refuse an existing folder with other files, because making it private would lock users out.
 
     Raises:
-        ExpectedError: nothing in it is ours.
+        ExpectedError: it contains files that are not the agent's.
         OSError: it cannot be read.
     """
     folder = home.path
+    # `telemetry` marks a home in use; a private folder locks no one out.
     if not folder.is_dir() or home.telemetry.exists() or not folder.stat().st_mode & _OTHERS:
         return
-    # A disk of its own has `lost+found` from the start. The agent's own program may be here
-    # already, in a folder that the master has made.
+    # A mounted disk has `lost+found` from the start. The master may already have created `agents`,
+    # which contains the agent's own program.
     ours = ("lost+found", "agents")
     others = [name for name in os.listdir(folder) if name not in ours and name[:1] != "."]
     if others:
@@ -145,11 +147,11 @@ def _require_home(home: Home) -> None:
 
 
 def _keep_to_us(folder: Path) -> None:
-    """Close the home to other users of this PC.
+    """Make the home private.
 
     Raises:
-        ExpectedError: it belongs to another user, or its disk knows no modes.
-        OSError: it cannot be changed.
+        ExpectedError: it belongs to another user, or its file system has no permissions.
+        OSError: its mode cannot be changed.
     """
     found = folder.stat()
     if found.st_uid != os.geteuid():
@@ -172,7 +174,7 @@ def _try_to_write(trial: Path) -> None:
         trial.touch(mode=0o600)
         trial.unlink()
     except OSError as error:
-        # With a full disk the agent starts all the same, or the master could not show it.
+        # The agent must start even on a full disk, or the master could not report it.
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
 
@@ -181,18 +183,18 @@ def _try_to_write(trial: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace the file by `value`, durably.
+    """Replace the content of the file by `value`, durably.
 
     Raises:
-        ExpectedError: the disk is full or cannot be written; the old file stays as it was.
+        ExpectedError: the disk is full or read-only; the old file is unchanged.
     """
     write_bytes(path, json.dumps(value, separators=(",", ":")).encode("ascii"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the file by `data`, durably. Raises ExpectedError like `write_json`."""
+    """Replace the content of the file by `data`, durably. Raises like `write_json`."""
+    # The clock in the name, because two threads of a process may write the same file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-    # Two threads may write the same file: the clock keeps their temporary names apart.
     try:
         try:
             with open(temporary, "xb", opener=_private) as file:
@@ -215,6 +217,7 @@ def _private(path: str, flags: int) -> int:
 
 def fsync_folder(path: Path) -> None:
     """Make creations and renames in this folder durable."""
+    # A rename is durable only after an fsync of its folder.
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -233,10 +236,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float, busy: str) -> Iterator[None]:
-    """Hold an exclusive lock on the file inside the block; the kernel frees it if we die.
+    """Hold an exclusive lock on the file within the block; the kernel frees it after a kill.
 
     Raises:
-        ExpectedError: another process held it for `timeout_s`; its message is `busy`.
+        ExpectedError: another process held it for `timeout_s`; the message is `busy`.
     """
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -252,7 +255,7 @@ def locked(path: Path, timeout_s: float, busy: str) -> Iterator[None]:
 
 def take_lock(lock: int, timeout_s: float) -> bool:
     """Lock an open file exclusively; return False if another process holds it for `timeout_s`."""
-    # Polled, because a blocking flock has no timeout and a signal would hit the whole process.
+    # Polled, because a blocking flock has no timeout, and an alarm would hit the whole process.
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -269,7 +272,7 @@ def take_lock(lock: int, timeout_s: float) -> bool:
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of a process, which no later process with the same pid shares."""
+    """Identity of a process, different from that of a later process with the same pid."""
 
     pid: int
     start_ticks: int
@@ -280,12 +283,12 @@ class Identity:
         return {"pid": self.pid, "start_ticks": self.start_ticks, "boot_id": self.boot_id}
 
     def is_alive(self) -> bool:
-        # Start ticks count from boot, so they may repeat after one.
+        # Start ticks count from boot, so they may repeat after a restart.
         return self.boot_id == boot_id() and read_start_ticks(self.pid) == self.start_ticks
 
 
 def identity_from(value: dict[str, Any] | None) -> Identity | None:
-    """Return the identity in a JSON object of ours; None: it has none."""
+    """Return the identity in a JSON object, or None."""
     try:
         value = value or {}
         return Identity(int(value["pid"]), int(value["start_ticks"]), str(value["boot_id"]))
@@ -294,16 +297,16 @@ def identity_from(value: dict[str, Any] | None) -> Identity | None:
 
 
 def identify(pid: int) -> Identity | None:
-    """Return the identity of a living process; None: there is none with this pid."""
+    """Return the identity of a living process, or None if no process has this pid."""
     ticks = read_start_ticks(pid)
     return None if ticks is None else Identity(pid, ticks, boot_id())
 
 
 def read_start_ticks(pid: int) -> int | None:
-    """Return the start time of a process in clock ticks since boot; None: it ended."""
+    """Return the start time of a process in clock ticks since boot, or None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in parentheses may itself hold spaces and parentheses.
+            # The name in parentheses may itself contain spaces and parentheses.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -312,7 +315,7 @@ def read_start_ticks(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """Return the kernel's id of this boot; empty: it has none."""
+    """Return the kernel's id of this boot, or an empty string."""
     try:
         with open(_BOOT_ID, "rb") as file:
             return file.read().decode("ascii").strip()
@@ -321,7 +324,7 @@ def boot_id() -> str:
 
 
 def boot_time_s() -> float | None:
-    """Return when this PC was started, by its present clock, in seconds since 1970."""
+    """Return the time of this PC's start by its current clock, in seconds since 1970."""
     try:
         with open("/proc/stat", "rb") as file:
             return next(float(line.split()[1]) for line in file if line.startswith(b"btime "))
@@ -340,6 +343,6 @@ def sync_file(path: Path) -> None:
 
 def tells_full_disk(error: BaseException) -> bool:
     """Return whether an error of the system or of safetensors means that the disk is full."""
-    # safetensors raises its own class, with the system's message as part of the text.
+    # safetensors raises its own class, whose text contains the system's message.
     number = error.errno if isinstance(error, OSError) else None
     return number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)

@@ -1,6 +1,7 @@
 """The `rackless` command: runs the named command, or opens the window without arguments.
 
-No `from __future__ import` here: it would look for a module before the search path is safe.
+`from __future__ import` is missing here, since it would search for a module before the search path
+is safe.
 """
 
 import os
@@ -8,24 +9,22 @@ import sys
 
 
 def main() -> int:
-    """Run the command that the arguments name and return its exit code."""
+    """Run the command named by the arguments and return its exit code."""
     leave_current_folder()
     from app.cli.main import run
 
-    os.umask(0o077)  # what Rackless writes is private, exports too, whatever the login shell sets
+    os.umask(0o077)  # all files of Rackless are private, exports too, with any login shell
     return run(sys.argv[1:])
 
 
 def leave_current_folder() -> None:
-    """Take the current folder off the search path, unless it is the one that holds this package.
-
-    `python -m app` puts it there, and so does an empty PYTHONPATH entry: a `json.py` among a
-    stranger's data would run.
-    """
+    """Remove the current folder from the search path, unless it holds this package."""
+    # `python -m app` and an empty PYTHONPATH entry put it there, so that a `json.py` among a
+    # stranger's data would run.
     ours = os.path.realpath(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     try:
         here = os.path.realpath(os.getcwd())
-    except OSError:  # it was deleted
+    except OSError:  # the current folder was deleted
         return
     installed = tuple(os.path.join(os.path.realpath(p), "") for p in (sys.prefix, sys.base_prefix))
     if here == ours or os.path.join(here, "").startswith(installed):

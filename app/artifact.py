@@ -1,8 +1,8 @@
 """An artifact: the result of an export with its origin, measured quality and copies.
 
-Its name is that of the run and the format; making it again makes the next version. `NAME` means the
-newest version, `NAME:2` the second. The hashes of its files identify it: the same files are the
-same artifact in any place.
+Its name is that of the run and the format; another export makes the next version. `NAME` means the
+newest version, `NAME:2` the second. The hashes of its files identify it, so equal files are the
+same artifact at any location.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from app.text import count_of, show_list
 
 CopyKind = Literal["folder", "node", "hub"]
 CopyState = Literal["whole", "missing", "damaged", "unknown"]
-"""State of a copy. `unknown`: its place did not answer."""
+"""State of a copy. `unknown`: its location did not answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,19 +30,19 @@ class Verdict:
     problems: tuple[str, ...]
     """Reasons not to keep it."""
     kl: float
-    """Divergence from the original's next-token distributions, nats per token."""
+    """Divergence from the original's next-token distributions, in nats per token."""
     control_kl: float
     """The same divergence for plain rounding to 4 bits, the baseline, in nats per token."""
     perplexity: float
     original_perplexity: float
     size_bytes: int
     tokens_per_s: float | None
-    """Generation speed on the node that made it; None: not measured."""
+    """Generation speed on the node that made it, in tokens per second; None: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtifactCopy:
-    """A current or former place of an artifact."""
+    """A current or former copy of an artifact."""
 
     kind: CopyKind
     place: str
@@ -51,14 +51,15 @@ class ArtifactCopy:
     """On a node: folder below the agent's home. On the hub: the address."""
     made_s: float
     checked_s: float | None = None
-    """Wall clock of the last hashing of its files, in seconds; None: not since it was made."""
+    """Wall clock of the last hashing of its files, in seconds; None: not hashed since it was made.
+    """
     state: CopyState = "whole"
     problem: str = ""
 
     @property
     def counts(self) -> bool:
-        """Return whether the artifact can be fetched from there, as far as is known."""
-        # A node that is off now still has its copy, so unknown is not lost.
+        """True if the artifact can probably be fetched from there."""
+        # `unknown` counts, since a node that is off still has its copy.
         return self.state in ("whole", "unknown")
 
 
@@ -69,15 +70,15 @@ class ArtifactSnapshot:
     name: str
     version: int
     format: str
-    """One of `agents.contract.formats.FORMATS`."""
+    """Format: one of `agents.contract.formats.FORMATS`."""
     types: tuple[str, ...] = ()
     origin: Origin | None = None
-    """Origin; None: made elsewhere, without one."""
+    """Origin; None: unknown, since it was made elsewhere."""
     size_bytes: int
     created_s: float
     files: tuple[FileEntry, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
-    """Measured quality per file; empty for a merged model, which loses nothing."""
+    """Measured quality per file; empty for a merged model, which is lossless."""
     runtimes: tuple[str, ...] = ()
     """Programs with versions that loaded it for its proof."""
     measured: dict[str, Any] | None = None
@@ -103,12 +104,12 @@ class ArtifactSnapshot:
 
     def folder(self) -> str | None:
         """Return its folder on this PC; None without one."""
-        found = [one.place for one in self.copies if one.kind == "folder" and one.counts]
+        found = [copy.place for copy in self.copies if copy.kind == "folder" and copy.counts]
         return found[0] if found else None
 
 
 def describe_places(artifact: ArtifactSnapshot) -> str:
-    """Describe the places of its copies in a few words.
+    """Describe the locations of its copies in a few words.
 
     >>> describe_places(ArtifactSnapshot(name="a", version=1, format="awq", size_bytes=1,
     ...     created_s=0.0, copies=(ArtifactCopy(kind="folder", place="/m/a", made_s=0.0),
@@ -117,23 +118,23 @@ def describe_places(artifact: ArtifactSnapshot) -> str:
     'this PC, beta'
     """
     names = ["this PC"] if artifact.folder() else []
-    names += [one.place for one in artifact.copies if one.counts and one.kind != "folder"]
+    names += [copy.place for copy in artifact.copies if copy.counts and copy.kind != "folder"]
     if names:
         return ", ".join(names)
-    # No copy counts, so every place listed is one that lost it.
-    lost = [one.place for one in artifact.copies]
+    # No copy counts, so all of them are lost.
+    lost = [copy.place for copy in artifact.copies]
     return f"missing: {show_list(lost)}" if lost else "nowhere"
 
 
 def describe_verdicts(artifact: ArtifactSnapshot) -> str:
-    """Summarise the verdicts of all files in a few words.
+    """Summarize the verdicts of all files in a few words.
 
     >>> describe_verdicts(ArtifactSnapshot(name="a", version=1, format="merged", size_bytes=1,
     ...     created_s=0.0))
     'not measured'
     """
     if not artifact.verdicts:
-        # Our own merge is exact; nothing is known of one that was made elsewhere.
+        # A merge by Rackless is exact; a folder made elsewhere may be anything.
         is_ours = artifact.format == "merged" and artifact.origin is not None
         return "lossless" if is_ours else "not measured"
     bad = [verdict.name for verdict in artifact.verdicts if not verdict.keep]
@@ -157,10 +158,10 @@ def tell_last(artifact: ArtifactSnapshot, place: str | None) -> str:
 
     Args:
         artifact: the artifact with its current copies.
-        place: place of the copy to delete; None: all copies.
+        place: location of the copy to delete; None: all copies.
     """
-    stays = [one for one in artifact.copies if place is not None and one.place != place]
-    if any(one.counts for one in stays):
+    kept = [copy for copy in artifact.copies if place is not None and copy.place != place]
+    if any(copy.counts for copy in kept):
         return ""
     if place is None and len(artifact.copies) > 1:
         return (

@@ -1,7 +1,7 @@
-"""Models to chat with, and the saved test prompts that compare them.
+"""Models to chat with, and saved answers to test prompts by which models are compared.
 
-A project is a base model with the data that it is trained on: its runs and artifacts are compared
-by the same prompts, and their answers are saved.
+A project is a base model with its training data. Its runs and artifacts are compared by the same
+prompts, and their answers are saved.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ class Subject:
     """Model to chat with, as the user names it."""
 
     what: str
-    """A run by its id or its beginning, an artifact by its name, or a folder of one on this PC."""
+    """A run's id or a prefix of it, an artifact's name, or an artifact's folder on this PC."""
     of_base: bool = False
-    """Whether the run's base model is meant."""
+    """True if the run's base model is meant."""
     checkpoint: int | None = None
     """Step of the run's checkpoint; None: the newest complete one."""
     type: str | None = None
     """Type of a GGUF artifact's file; None: the first."""
     node: str | None = None
-    """Node; None: the one with a run's checkpoint, or for an artifact the first that answers."""
+    """Name of the node; None: one with a run's checkpoint, or the first that answers for an
+    artifact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +47,7 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Project:
-    """Base model and data that runs and artifacts share if they are worth comparing."""
+    """Base model and data, shared by the runs and artifacts that are compared."""
 
     base: str
     data: str
@@ -108,12 +109,12 @@ def to_markdown(project: Project, found: AnswerComparison) -> str:
             if answer is None:
                 lines += ["", "No answer.", ""]
             else:
-                # An empty answer keeps its quote sign, or it would vanish from the document.
-                said = "\n".join(f"> {line}" for line in answer.text.splitlines()) or ">"
-                lines += ["", said, "", f"_{describe_answer(answer)}_", ""]
+                # An empty answer keeps its quote sign, else it would vanish from the document.
+                quoted = "\n".join(f"> {line}" for line in answer.text.splitlines()) or ">"
+                lines += ["", quoted, "", f"_{describe_answer(answer)}_", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _quoted(text: str) -> str:
-    # A heading or list item of Markdown ends at the first line break.
+    # A heading or list item in Markdown ends at the first line break.
     return " ".join(text.split())

@@ -26,7 +26,13 @@ from typing import Literal
 from agents.contract.node import EnvironmentReport
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from app.artifacts.exports.request import ExportRequest
+from app.core.action import sentences
+from app.core.artifacts import ExportModel
 from app.core.core import Core
+from app.core.library import ReadRunFile
+from app.core.new_nodes import AddNode
+from app.core.nodes import CheckNodes, ConnectNodes, SetUpNode
+from app.core.runs import ListInterruptions, PlanRun, RefreshRun, StartRun
 from app.errors import HostKeyUnknown, UnshippedLock, UserError
 from app.events import ACTIVE_STATES, Event, RunChanged, RunSnapshot
 from app.nodes.transport.loopback import LoopbackNode, power_cut
@@ -168,11 +174,13 @@ class Demo:
             self._limit.reschedule(asyncio.get_running_loop().time() + STEP_TIMEOUT_S * 2)
         else:
             self._next(f"every node trains with {self._python}")
-        await asyncio.gather(*(core.nodes.setup(name, self._python) for name in self._names))
+        await asyncio.gather(
+            *(core.do(SetUpNode(name=name, python=self._python)) for name in self._names)
+        )
 
     async def _build_environment(self, core: Core) -> EnvironmentReport:
         try:
-            return await core.nodes.setup(self._names[0], None, self._note)
+            return await core.do(SetUpNode(name=self._names[0]), sentences(self._note))
         except UnshippedLock as error:
             # The demo asks nothing: who wants that build agrees at a node of their own.
             hint = (
@@ -186,7 +194,7 @@ class Demo:
         await self._site.start()
         self._next("their fingerprints are compared and confirmed")
         await asyncio.gather(*(self._add(core, node) for node in self._site.nodes))
-        await core.nodes.connect()
+        await core.do(ConnectNodes())
         await self._set_up(core)
         self._next("versions, reachability, a real all-reduce")
         await self._check(core)
@@ -196,15 +204,14 @@ class Demo:
         await self._recover(core, run_id, lost)
         story = await self._rejoin(core, run_id, lost)
         self._next("the adapter is merged into the model")
-        made = await core.artifacts.export(
-            ExportRequest(run_id=run_id),
-            self._folder / "model",
-            lambda said: self._note(said.message),
+        made = await core.do(
+            ExportModel(request=ExportRequest(run_id=run_id), out=self._folder / "model"),
+            sentences(self._note),
         )
         self._next(QUESTION)
         before, after = await self._ask(made.path)
         self._say("done", f"{after}")
-        run = await core.runs.refresh(run_id)
+        run = await core.do(RefreshRun(run_id=run_id))
         return DemoOutcome(
             run_id=run_id,
             first_loss=run.first_loss or 0.0,
@@ -221,18 +228,18 @@ class Demo:
         address = self._site.address(node)
         name = node.home.name
         try:
-            await core.nodes.add(name, address)
+            await core.do(AddNode(name=name, address=address))
         except HostKeyUnknown as error:
             # Compared with the key of our own server, as a person would compare it on that PC.
             if error.fingerprint != node.fingerprint:
                 raise UserError(f"{name} shows a host key that is not its own") from error
-            await core.nodes.add(name, address, error.fingerprint)
+            await core.do(AddNode(name=name, address=address, accept_host_key=error.fingerprint))
             self._note(f"{name} is {address}, {error.fingerprint}")
             return
         raise UserError(f"{name} was added although nobody had confirmed its host key")
 
     async def _check(self, core: Core) -> None:
-        rows = await core.nodes.check()
+        rows = await core.do(CheckNodes())
         bad = [row for row in rows if row.status == "fail"]
         if bad:
             raise UserError(f"the check of {bad[0].node} failed: {bad[0].message}", bad[0].fix)
@@ -241,13 +248,13 @@ class Demo:
     async def _start(self, core: Core) -> str:
         with resources.as_file(resources.files("resources") / "demo" / "run.yaml") as path:
             # The rest of the run is shorter than a restart, and the story is about the return.
-            spec = core.library.read_run_file(path)
+            spec = await core.do(ReadRunFile(path=path))
             # Ranks that go on in their processes would be done before a node can be back.
             spec = replace(spec, nodes=self._names, rejoin="always", recovery="resume")
-            plan = await core.runs.plan(spec)
+            plan = await core.do(PlanRun(spec=spec))
             if plan.chosen is not None:
                 self._note(f"{describe_plan(plan)} {describe_step(plan.chosen)} a step")
-            self._run = await core.runs.start(spec)
+            self._run = await core.do(StartRun(spec=spec))
         # Ranks have no shares until the measurement at the start is over.
         run = await self._until(core, lambda run: all(rank.share for rank in run.ranks))
         shares = [f"{rank.node} {show_share(rank.share)}" for rank in run.ranks]
@@ -260,7 +267,7 @@ class Demo:
         self._next(f"{lost.home.name} loses power")
         await asyncio.to_thread(power_cut, lost.home)
         await self._until(core, lambda run: run.is_recovering or run.attempt > 1)
-        (loss,) = core.runs.interruptions(run_id)
+        (loss,) = await core.do(ListInterruptions(run_id=run_id))
         # The supervisor must name the node that died, not one that only lost its peer.
         if loss.kind != "loss" or lost.home.name not in loss.reason:
             raise UserError(f"after {lost.home.name} lost power, the run says: {loss.reason}")
@@ -287,7 +294,7 @@ class Demo:
             raise UserError(
                 f"the run is {run.state} on {show_list(run.nodes)}: {run.message}", run.hint
             )
-        found = core.runs.interruptions(run_id)
+        found = await core.do(ListInterruptions(run_id=run_id))
         story = tuple(f"{one.title}: {one.text}" for part in found for one in tell_story(part))
         back = found[-1]
         if back.joined != (name,) or back.repeated_steps or back.state != "recovered":

@@ -1,22 +1,22 @@
-"""The errors of Rackless, and whose fault each is.
+"""The errors of Rackless, by whose fault they are.
 
     RacklessError
      +-- UserError            the world's fault: shown as what / where / what to do next
      |    +-- UsageError      the command or the file was written wrongly (exit code 2)
-     |    +-- NodeUnreachable no connection, or it was lost in the middle of a request
+     |    +-- NodeUnreachable no connection, or it was lost during a request
      |    |    +-- NodeNotReady   connected, but the agent could not be started there
-     |    |    +-- BadAnswer      an answer that no agent gives; an AgentBug, too
-     |    +-- HostKeyUnknown  first contact: the fingerprint waits to be confirmed
+     |    |    +-- BadAnswer      an answer that violates the protocol; also an AgentBug
+     |    +-- HostKeyUnknown  first contact: the user has to confirm the fingerprint
      |    +-- HostKeyChanged  the key is not the confirmed one: a hard stop
-     |    +-- RunsPrograms    the SSH configuration names a program that needs a yes
-     |    +-- UnshippedLock   a build of torch whose hashes Rackless does not ship needs a yes
-     |    +-- LoginRefused    the node answers, but lets none of our keys in
-     |    +-- AdminRefused    a node's sudo did not take the password, or allows nothing
+     |    +-- RunsPrograms    the SSH configuration runs a program, which the user has to allow
+     |    +-- UnshippedLock   the user has to allow a build of torch without shipped hashes
+     |    +-- LoginRefused    the node answers, but accepts no key of this PC
+     |    +-- AdminRefused    a node's sudo refused the password, or allows nothing
      |    +-- NotAvailableYet a command of a later version
      |    +-- Interrupted     ended by Ctrl-C or a signal (exit code 130)
      +-- AgentBug             our fault on the node; carries the remote traceback
 
-Everything else that escapes is a bug of ours: the window shows it once with "copy report".
+Any other exception that escapes is a bug: the window shows it once with "copy report".
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ class RacklessError(Exception):
     """Root of every error that Rackless raises on purpose."""
 
     code: ClassVar[str] = "fault"
-    """Stable name of the kind of error, which `--json` prints and programs compare with."""
+    """Stable name of the kind of error, printed by `--json` for programs."""
 
 
 class UserError(RacklessError):
-    """Not our bug. `message` says what is wrong and where, `hint` what to do next."""
+    """Raised for a fault of the world: `message` says what and where, `hint` what to do next."""
 
     code = "refused"
     exit_code = 1
     topic: str = ""
-    """Section of the troubleshooting page with the background; empty: there is none."""
+    """Section of the troubleshooting page with the background, if any."""
 
     def __init__(self, message: str, hint: str = "", *, where: str = "", topic: str = "") -> None:
-        # Errors are shown, logged and stored, and quote what libraries and users wrote.
+        # Errors are shown, logged and stored, and may quote texts that contain a token.
         message, hint = hide_secrets(message), hide_secrets(hint)
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.where = where
-        """File, node or run that it is about, for programs; empty: the command itself."""
+        """File, node or run that it concerns, for programs; empty: the command itself."""
         self.topic = topic or self.topic
 
     def reword(self, message: str, hint: str) -> None:
-        """Say the same with what the caller knows."""
+        """Replace the texts by those of a caller that knows more."""
         self.message, self.hint = hide_secrets(message), hide_secrets(hint)
         self.args = (self.message,)
 
 
 @contextlib.contextmanager
 def located(where: str) -> Iterator[None]:
-    """Name the file, node or run that the block is about in errors that name none themselves."""
+    """Set `where` in errors of the block that do not name a file, node or run themselves."""
     try:
         yield
     except UserError as error:
@@ -75,10 +75,10 @@ def describe_error(error: RacklessError) -> str:
     >>> describe_error(UserError("the disk is full", "Free some room."))
     'the disk is full. Free some room.'
     """
-    said, hint = str(error), error.hint if isinstance(error, UserError) else ""
-    # Messages have no full stop of their own, except those that are whole sentences.
-    is_open = hint and not said.endswith((".", "!", "?", ":"))
-    return f"{said}{'.' * bool(is_open)} {hint}".strip()
+    message, hint = str(error), error.hint if isinstance(error, UserError) else ""
+    # Messages have no full stop, unless they consist of several sentences.
+    is_open = hint and not message.endswith((".", "!", "?", ":"))
+    return f"{message}{'.' * bool(is_open)} {hint}".strip()
 
 
 class UsageError(UserError):
@@ -89,7 +89,7 @@ class UsageError(UserError):
 
 
 class NodeUnreachable(UserError):
-    """Raised when a node cannot be reached, or the connection broke before an answer came."""
+    """Raised when a node cannot be reached, or the connection breaks before an answer."""
 
     code = topic = "node-unreachable"
 
@@ -101,13 +101,13 @@ class NodeNotReady(NodeUnreachable):
 
 
 class HostKeyUnknown(UserError):
-    """Raised at first contact: the caller shows `fingerprint`, asks, and tries again."""
+    """Raised at first contact: the caller shows `fingerprint`, asks the user, and retries."""
 
     code = topic = "host-key-unknown"
 
     def __init__(self, host: str, fingerprint: str) -> None:
         super().__init__(
-            f"{host} shows the host key {fingerprint}, which nobody has confirmed yet.",
+            f"{host} shows the host key {fingerprint}, which is not confirmed yet.",
             "Compare it with the output of "
             "'ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub' on that PC, "
             f"then add --accept-host-key {fingerprint}",
@@ -136,7 +136,7 @@ class HostKeyChanged(UserError):
 
 
 class RunsPrograms(UserError):
-    """Raised when ~/.ssh/config runs a program: the caller shows `command`, asks, tries again."""
+    """Raised when ~/.ssh/config runs a program: the caller shows `command`, asks, and retries."""
 
     code = "runs-programs"
 
@@ -149,7 +149,7 @@ class RunsPrograms(UserError):
 
 
 class UnshippedLock(UserError):
-    """Raised when a node's build of torch is not locked yet: the caller asks, and tries again."""
+    """Raised when a node's build of torch is not locked yet: the caller asks and retries."""
 
     code = topic = "unshipped-lock"
 
@@ -157,7 +157,7 @@ class UnshippedLock(UserError):
         self.build = build
         self.question = f"Lock the build {build} of torch by the hashes that {index} names today?"
         self.advice = "Cards from RTX 20 on need no such build once their driver is 580 or newer"
-        """What else to do, for those who are asked."""
+        """Alternative to a yes, shown with the question."""
         super().__init__(
             f"The GPUs of {node} need the build {build} of torch, whose hashes Rackless does not "
             f"ship: they would be those that {index} names today. A file that changes later is "
@@ -168,29 +168,29 @@ class UnshippedLock(UserError):
 
 
 class LoginRefused(UserError):
-    """Raised when there is no usable key, or the node accepts none of them."""
+    """Raised when there is no usable key, or the node accepts no key."""
 
     code = topic = "login-refused"
 
     def __init__(self, message: str, hint: str = "", *, account: str = "") -> None:
         super().__init__(message, hint)
         self.account = account
-        """`user@host:port` whose password could let us in; empty: none would help."""
+        """Account `user@host:port` whose password would be accepted; empty: no password helps."""
 
 
 class AdminRefused(UserError):
-    """Raised when a repair needs an administrator's rights and cannot have them on a node."""
+    """Raised when a repair on a node needs administrator rights and does not get them."""
 
     code = "admin-refused"
 
     def __init__(self, message: str, hint: str = "", *, where: str = "", again: bool) -> None:
         super().__init__(message, hint, where=where)
         self.again = again
-        """Whether another password may help."""
+        """True if another password may help."""
 
 
 REFUSALS: Final = (HostKeyUnknown, HostKeyChanged, LoginRefused)
-"""Errors of a node with which no agent could speak: they say nothing about its runs."""
+"""Errors before an agent could be asked, which say nothing about the node's runs."""
 
 
 class NotAvailableYet(UserError):
@@ -200,7 +200,7 @@ class NotAvailableYet(UserError):
 
 
 class Interrupted(UserError):
-    """Raised when a person or the system ended a command that cleaned up after itself."""
+    """Raised when the user or the system ended a command that has cleaned up."""
 
     code = "interrupted"
     exit_code = 130
@@ -217,9 +217,9 @@ class AgentBug(RacklessError):
 
 
 class BadAnswer(NodeUnreachable, AgentBug):
-    """Raised for an answer that no agent of ours gives: it counts as none, as from a silent node.
+    """Raised for an answer that violates the protocol; it counts like no answer.
 
-    A fault of an agent looks like this, and so does a lie; either way nothing of it is used.
+    Its cause may be a bug or a malicious node; in either case no part of it is used.
     """
 
     code = topic = "node-answers-wrongly"

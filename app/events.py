@@ -1,7 +1,7 @@
 """Events that the core publishes, the snapshots they carry, and the hub that delivers them.
 
-A listener (the window, `--watch`, a test) never has to query: an event carries the whole snapshot.
-Snapshots are complete, immutable values of one thing at one moment; None means unknown.
+A listener (the window, `--watch`, a test) never has to query, since an event carries the whole
+snapshot. Snapshots are complete, immutable values of one moment; None means unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NodeState = Literal["connecting", "online", "unreachable", "refused"]
 RunState = Literal[
     "created", "launching", "running", "stopping", "stopped", "interrupted", "failed", "done"
 ]
-# Nodes are asked for news of these runs only; in every other state the attempt is over.
+# Nodes are polled for these runs only; in any other state the attempt is over.
 ACTIVE_STATES: frozenset[RunState] = frozenset({"created", "launching", "running", "stopping"})
 RESUMABLE_STATES: frozenset[RunState] = frozenset({"stopped", "interrupted", "failed"})
 TransportKind = Literal["ssh", "local", "wsl"]
@@ -33,10 +33,10 @@ class NodeSnapshot:
     name: str
     transport: TransportKind
     address: str
-    """`user@host:port`, `this PC` or the WSL distro."""
+    """Address: `user@host:port`, `this PC` or the WSL distro."""
     state: NodeState
     problem: str = ""
-    """Sentence that says what is wrong; empty while online."""
+    """Problem as a sentence; empty while online."""
     hint: str = ""
     facts: NodeFacts | None = None
     round_trip_s: float | None = None
@@ -46,7 +46,7 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSnapshot:
-    """Network link from one node to another, as the last check measured it."""
+    """Network link from one node to another, measured by the last check."""
 
     node: str
     peer: str
@@ -78,11 +78,11 @@ class RankProgress:
     """Time per step spent on waiting for other ranks and the network, in seconds."""
     optimizer_s: float | None = None
     mfu: float | None = None
-    """Model FLOPs utilisation: model FLOPs over the device's peak FLOPs, 0 to 1."""
+    """Model FLOPs utilization: model FLOPs over the device's peak FLOPs, 0 to 1."""
     memory_bytes: int | None = None
-    """Peak of the memory that training needs, in bytes."""
+    """Peak memory that training needs, in bytes."""
     memory_unpacked_bytes: int | None = None
-    """Spare memory on top of that, filled with unpacked 4-bit weights, in bytes."""
+    """Additional spare memory that holds unpacked 4-bit weights, in bytes."""
     memory_reserved_bytes: int | None = None
     """Peak of the memory that the allocator reserved on the device, in bytes."""
     share: float | None = None
@@ -91,26 +91,26 @@ class RankProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseProgress:
-    """Progress of one rank in its current phase, as its journal records it."""
+    """Progress of one rank in its current phase, from its journal."""
 
     phase: str
     done: float | None = None
-    """Amount done, such as bytes read; None when unknown."""
+    """Amount done, such as bytes read; None: unknown."""
     total: float | None = None
-    """Amount at the end of the phase; None when unknown."""
+    """Amount at the end of the phase; None: unknown."""
     share: float | None = None
-    """Part of the phase that is done, 0 to 1; None when unknown."""
+    """Share of the phase that is done, 0 to 1; None: unknown."""
     expected_s: float | None = None
-    """Seconds that the rest of the phase was expected to take when this was recorded."""
+    """Expected duration of the rest of the phase at the time of the record, in seconds."""
     time_s: float | None = None
-    """Time at which this was recorded, by the node's clock; None when unknown."""
+    """Time of the record by the node's clock, in seconds since the epoch; None: unknown."""
     node: str = ""
-    """Node of the rank; empty when the run has one node."""
+    """Node of the rank; empty: the run has one node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Certificate:
-    """Comparison of a resumed run's first steps with what was logged for them before."""
+    """Comparison of a resumed run's first steps with those logged before the interruption."""
 
     promise: Literal["A", "B"]
     """Guarantee that applies. A: bit-exact (same devices and versions). B: same samples, losses
@@ -125,7 +125,7 @@ class Certificate:
     other_samples: int
     """Number of steps that saw other samples than logged."""
     kept: bool
-    """Whether the guarantee holds."""
+    """True if the guarantee holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +149,7 @@ class RunSnapshot:
     tokens_per_s: float | None = None
     """Speed of all ranks together, in tokens/s."""
     mfu: float | None = None
-    """Model FLOPs utilisation over all devices, 0 to 1."""
+    """Model FLOPs utilization over all devices, 0 to 1."""
     eta: float | None = None
     """Scaling efficiency: the cluster's tokens per second over the sum of its ranks' own."""
     evaluation_loss: float | None = None
@@ -160,20 +160,20 @@ class RunSnapshot:
     newest_checkpoint_step: int | None = None
     phase: str | None = None
     starting: PhaseProgress | None = None
-    """Progress of the rank that is furthest behind, before the run's first step."""
+    """Progress of the slowest rank before the run's first step."""
     silent_nodes: tuple[str, ...] = ()
-    """Nodes of an active run whose part in it is not known now."""
+    """Nodes of an active run whose current state is unknown."""
     certificate: Certificate | None = None
     """Result of the newest attempt's verified resume; None until the replay is over."""
     is_recovering: bool = False
-    """Whether the run has lost a rank or a node and is to be resumed automatically."""
+    """True if the run has lost a rank or a node and will be resumed automatically."""
     is_foreign: bool = False
-    """Whether another master resumes it after a loss, and this one only watches it."""
+    """True if another master resumes it after a loss, and this one only watches it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """One optimizer step of a run, as its journals record it."""
+    """One optimizer step of a run, from its journals."""
 
     attempt: int
     step: int
@@ -186,7 +186,7 @@ class StepRecord:
     wait_s: float | None
     eta: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the objective reports besides the loss, by the name of its row."""
+    """Metrics of the objective in addition to the loss, by the name of its row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,7 +209,7 @@ class CheckpointSnapshot:
     nodes: tuple[str, ...]
     """Nodes that answered and hold a copy."""
     verified: bool | None
-    """Whether all listed copies were hashed and are equal; None when not verified."""
+    """True if all listed copies were hashed and are equal; None: not verified."""
     problem: str = ""
     stall_s: float | None = None
     """Time that training paused for it, on the slowest rank, in seconds."""
@@ -235,18 +235,18 @@ class ExportedModel:
     artifact: str = ""
     """Name and version of its artifact."""
     verdicts: tuple[Verdict, ...] = ()
-    """Measured quality; empty for the merged model itself, which loses nothing."""
+    """Measured quality; empty for the merged model itself, which is lossless."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeTransfer:
-    """How far a node is in a transfer of files."""
+    """Progress of a node in a transfer of files."""
 
     node: str
     held_bytes: int
     total_bytes: int
     bytes_per_s: float | None
-    """Rate of the last seconds; None: not known yet."""
+    """Rate over the last seconds, in bytes per second; None: not known yet."""
 
     @property
     def remaining_s(self) -> float | None:
@@ -258,7 +258,7 @@ class NodeTransfer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceRow:
-    """Operation of a trace, or a kernel where a GPU was recorded."""
+    """Operation of a trace, or a kernel if a GPU was recorded."""
 
     name: str
     count: int
@@ -281,7 +281,7 @@ class RankTrace:
     top: tuple[TraceRow, ...] = ()
     """Slowest operations, slowest first."""
     problem: str = ""
-    """Reason why there is no trace; empty when there is one."""
+    """Reason why there is no trace; empty: there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -293,7 +293,7 @@ class TraceResult:
     ranks: tuple[RankTrace, ...] = ()
     """Traces of the ranks that have reported."""
     is_complete: bool = False
-    """Whether all ranks have reported and every trace is on this PC."""
+    """True if all ranks have reported and every trace is on this PC."""
 
 
 Severity = Literal["info", "warning", "error"]
@@ -352,9 +352,9 @@ class RunEvent:
     time_s: float
     severity: Severity
     text: str
-    """Sentence for people. Programs decide by `kind`: the wording changes between versions."""
+    """Sentence for the user, whose wording may change; programs dispatch on `kind`."""
     kind: RunEventKind = "note"
-    """What happened. `note` for events read back from the database, which has no column for it."""
+    """Kind of the event; always `note` if read from the database, which has no column for it."""
 
 
 # ---------------------------------------------------------------- what is published
@@ -389,7 +389,7 @@ class RunDeleted:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactsChanged:
-    """The list of artifacts, or the places of their copies, has changed."""
+    """The list of artifacts or their copies has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,15 +429,15 @@ Listener = Callable[[Event], None]
 class EventHub:
     """Delivers every event to every listener, on the thread of the event loop.
 
-    A listener must return at once: append to a deque, or emit a queued signal. A reader of `stream`
-    that falls behind loses the oldest samples, and never any other event.
+    A listener must return at once: append to a deque, or emit a queued signal. A slow reader of
+    `stream` loses the oldest samples, but never any other event.
     """
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
 
     def publish(self, event: Event) -> None:
-        # A copy: a listener may end its own `listening` block while it is called.
+        # A copy, since a listener may end its own `listening` block while it is called.
         for listener in tuple(self._listeners):
             listener(event)
 
@@ -452,8 +452,8 @@ class EventHub:
 
     async def stream(self, max_samples: int = 1000) -> AsyncIterator[Event]:
         """Yield events from now on."""
-        # Samples have a bounded queue of their own, so that a slow reader drops them alone: they
-        # come every second from every node, all other events are few.
+        # Only samples have a bounded queue, so that a slow reader drops nothing else: they come
+        # every second from every node, while other events are few.
         queue: deque[Event] = deque()
         samples: deque[Event] = deque(maxlen=max_samples)
         wake = asyncio.Event()
@@ -465,7 +465,7 @@ class EventHub:
         with self.listening(take):
             while True:
                 # Cleared before the queues are emptied, so that an event that arrives during a
-                # `yield` wakes the loop again.
+                # `yield` wakes the loop.
                 await wake.wait()
                 wake.clear()
                 while queue or samples:

@@ -1,4 +1,4 @@
-"""Interruption of a run that no person asked for, and what was done about it."""
+"""Interruption of a run that the user did not ask for, and its outcome."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Literal
 
 InterruptionKind = Literal["loss", "rejoin", "heat"]
 """`loss`: a rank or a node was lost, or the attempt failed; `rejoin`: the run stopped at a
-checkpoint to go on with nodes that came back; `heat`: its ranks paused until a GPU was cooler."""
+checkpoint to continue with returned nodes; `heat`: its ranks paused until a GPU was cooler."""
 InterruptionState = Literal[
     "pending", "resumed", "recovered", "left", "given_up", "cancelled", "replaced", "cooling"
 ]
 """`pending`: to be resumed; `resumed`: launched again; `recovered`: training again; `left`: not
-recovered, by its cause or by the settings; `given_up`: a limit was reached; `cancelled`: a person
-stopped the run; `replaced`: a person or another master resumed it; `cooling`: a GPU is too hot."""
+recovered, by its cause or by the settings; `given_up`: a limit was reached; `cancelled`: the user
+stopped the run; `replaced`: the user or another master resumed it; `cooling`: a GPU is too hot."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,15 +21,15 @@ class Interruption:
     kind: InterruptionKind
     state: InterruptionState
     reason: str
-    """What ended the attempt; empty where an older version recorded it."""
+    """Cause of the attempt's end; empty: recorded by an older version."""
     step: int
-    """Newest step that the run had finished; 0: none."""
+    """Newest step that the run had finished; 0: no step."""
     nodes: tuple[str, ...]
     """Nodes of the attempt that ended."""
     has_trained: bool = True
-    """Whether the attempt that ended had done a step."""
+    """True if the attempt that ended had finished a step."""
     last_step_s: float | None
-    """Time of the newest step by its node's clock, in seconds since the epoch; None: none."""
+    """Time of the newest step by its node's clock, in seconds since the epoch; None: no step."""
     noticed_s: float
     """Time at which the end was noticed, in seconds since the epoch."""
     resumed_s: float | None = None
@@ -38,16 +38,17 @@ class Interruption:
     resume_step: int = 0
     """Step that the next attempt started from; 0: from the beginning."""
     training_s: float | None = None
-    """Time of the first step after it, by its node's clock; None: not done yet."""
+    """Time of the first step after it by its node's clock, in seconds since the epoch; None: not
+    finished yet."""
 
     is_regrouped: bool = False
-    """Whether the ranks that were left went on in their processes, in the same attempt."""
+    """True if the remaining ranks continued in their processes, in the same attempt."""
     is_cut: bool = False
-    """Whether the next attempt ended before its first step."""
+    """True if the next attempt ended before its first step."""
 
     @property
     def without(self) -> tuple[str, ...]:
-        """Nodes that the next attempt goes on without."""
+        """Nodes that the next attempt lacks."""
         return tuple(node for node in self.nodes if node not in self.resumed_nodes)
 
     @property
@@ -57,12 +58,11 @@ class Interruption:
 
     @property
     def began_s(self) -> float:
-        """Time since which the run stood, in seconds since the epoch: from the last step on, since
-        what passed unnoticed counts, too.
-        """
+        """Time at which the run stopped training, in seconds since the epoch."""
+        # From the last step on, since the time before the loss was noticed is lost, too.
         if self.last_step_s is None:
             return self.noticed_s
-        # A run that stops for nodes to join trains on until it has stopped.
+        # A run that stops to let nodes join keeps training until it stops.
         return self.last_step_s if self.kind == "rejoin" else min(self.last_step_s, self.noticed_s)
 
     @property
@@ -72,5 +72,5 @@ class Interruption:
 
     @property
     def repeated_steps(self) -> int:
-        """Number of finished steps that the next attempt trains again."""
+        """Number of finished steps that the next attempt repeats."""
         return max(self.step - self.resume_step, 0)

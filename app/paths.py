@@ -1,8 +1,8 @@
 """Paths of the files of the master.
 
-Everything lives below one folder, `$RACKLESS_HOME`, so that a test, the demo or a second user can
-have a separate Rackless by setting one variable. All folders are private to the user (0700):
-logs may quote training data.
+All files are below one folder, `$RACKLESS_HOME`, so that a test, the demo or a second user can have
+a separate Rackless by setting one variable. All folders are private to the user (0700), since logs
+may quote training data.
 """
 
 from __future__ import annotations
@@ -23,25 +23,23 @@ HOME_VARIABLE = "RACKLESS_HOME"
 BUSY_FILE_S = 2.0
 """Maximum wait for a file that another program has open, in seconds."""
 RESERVE_BYTES = 512 << 20
-"""Room that the data of nodes leaves on a disk of this PC."""
+"""Space that data from nodes leaves free on a disk of this PC, in bytes."""
 RESERVE_SHARE = 0.02
-"""The same as a share of the disk, for small ones; the smaller of both counts."""
+"""The same as a share of the disk; the smaller of the two counts."""
 
 
 def default_home() -> Path:
-    """Return `$RACKLESS_HOME`, or the OS's own place for app data."""
+    """Return `$RACKLESS_HOME`, or the operating system's folder for application data."""
     named = os.environ.get(HOME_VARIABLE)
     if named:
         return Path(named).expanduser().absolute()
-    import platformdirs  # 30 ms, needed only here
+    import platformdirs  # on use: it takes 30 ms
 
     return Path(platformdirs.user_data_dir("rackless", appauthor=False))
 
 
 def whole_path(path: Path) -> Path:
-    """Return an absolute path without `~` and `..`, with a link resolved.
-
-    So each folder has one spelling by which it is found again.
+    """Return an absolute path without `~`, `..` and a final link, the one spelling of a folder.
 
     Raises:
         OSError: links form a loop, or there is no user of that name.
@@ -67,7 +65,7 @@ def is_same_folder(path: Path, other: Path) -> bool:
 class UnsafeName(UserError):
     """Raised for a name that would lead out of its folder.
 
-    Such a name can only come from a node that lied to an older version, which stored it.
+    Such a name can only come from a malicious node that sent it to an older version.
     """
 
     def __init__(self, what: str, name: object) -> None:
@@ -82,8 +80,7 @@ class UnsafeName(UserError):
 class Paths:
     """Names of files and folders below one home. Creates nothing.
 
-    A path that is built from a name is a direct child of the folder that it is meant for, whatever
-    the name is; else `UnsafeName` is raised.
+    A path built from a name is always a direct child of its folder, else `UnsafeName` is raised.
     """
 
     home: Path
@@ -112,12 +109,12 @@ class Paths:
 
     @property
     def wheels(self) -> Path:
-        """Packages that this PC has fetched for nodes."""
+        """Packages that this PC fetched for nodes."""
         return self.home / "wheels"
 
     @property
     def environments(self) -> Path:
-        """Locks of builds of torch that this PC has made."""
+        """Locks of torch builds made on this PC."""
         return self.home / "environments"
 
     @property
@@ -136,7 +133,7 @@ class Paths:
 
     @property
     def reports(self) -> Path:
-        """Traces of faults of commands, for bug reports."""
+        """Tracebacks of failed commands, for bug reports."""
         return self.home / "reports"
 
     def run(self, run_id: str) -> Path:
@@ -160,7 +157,7 @@ class Paths:
 
 def _child(folder: Path, what: str, name: str) -> Path:
     path = folder / name if is_safe_name(name) else folder
-    # Asked of the path as well: what a separator is depends on the system.
+    # The path is checked, too, since separators depend on the system.
     if path.parent != folder or path.name != name:
         raise UnsafeName(what, name)
     return path
@@ -173,25 +170,23 @@ def leads_through_link(path: Path, below: Path) -> bool:
 
 
 def room_bytes(folder: Path) -> int:
-    """Return how much others' data may fill of the disk of `folder`; the rest is a reserve.
+    """Return the bytes that data from nodes may fill on the disk of `folder`."""
+    import shutil  # on use: it loads all archive formats, which lists do not need
 
-    The database and all else that this PC has to write need room, too.
-    """
-    import shutil  # with all archive formats, which no list needs
-
+    # The rest is a reserve for the database and other files that this PC has to write.
     disk = shutil.disk_usage(folder)
     return disk.free - min(RESERVE_BYTES, int(disk.total * RESERVE_SHARE))
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a private file atomically: a reader sees the old text or the new, never a part.
+    """Write a private file atomically: a reader sees the old or the new text, never a part.
 
     Raises:
         OSError: the file cannot be written.
     """
-    # In the same folder: a rename replaces atomically only within one file system.
+    # In the same folder, since a rename is atomic only within one file system.
     temporary = path.with_name(path.name + ".new")
-    # A link of that name, in a folder that others made, would be written through.
+    # In a folder made by others, a link of that name would redirect the write.
     if temporary.is_symlink():
         temporary.unlink()
     with open_private(temporary, "w") as file:
@@ -200,9 +195,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Rename a file over another one; on Windows, wait until nobody has that one open.
-
-    A reader or a virus scanner holds a file for milliseconds, in which Windows refuses.
+    """Rename a file over another one; on Windows, wait until the other one is not open.
 
     Raises:
         OSError: it cannot be renamed.
@@ -213,7 +206,8 @@ def replace_file(source: Path, target: Path) -> None:
             os.replace(source, target)
             return
         except PermissionError:
-            # Elsewhere a permission does not come by waiting.
+            # Windows refuses while a reader or a virus scanner holds the file, for milliseconds.
+            # On other systems waiting does not help.
             is_final = sys.platform != "win32" or time.monotonic() > deadline_s
             if is_final:
                 raise
@@ -221,27 +215,27 @@ def replace_file(source: Path, target: Path) -> None:
 
 
 def open_private(path: Path, mode: Literal["w", "a", "x"]) -> IO[bytes]:
-    """Open a file to write, which only this user may read if it is new.
+    """Open a file for writing; a new file is readable only by this user.
 
     Raises:
         OSError: it cannot be opened.
     """
-    return open(path, f"{mode}b", opener=_open_for_us)
+    return open(path, f"{mode}b", opener=_open_private_handle)
 
 
-def _open_for_us(path: str, flags: int) -> int:
+def _open_private_handle(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
 def private_folder(path: Path) -> Path:
-    """Create `path` and those parents that are missing, private to this user, and return it.
+    """Create `path` and its missing parents, private to this user, and return it.
 
     Raises:
         OSError: it is a file, or cannot be created.
     """
-    # One by one: `mkdir(parents=True)` gives parents the mode of the user's other folders.
+    # One by one, since `mkdir(parents=True)` gives parents the default mode.
     for folder in (*reversed(path.parents), path):
         if not folder.exists():
             folder.mkdir(mode=0o700, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)  # raises where it is a file
+    path.mkdir(mode=0o700, exist_ok=True)  # raises if it is a file
     return path

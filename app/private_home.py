@@ -1,6 +1,6 @@
-"""Keep the home folder to its owner: its database names PCs, its logs quote training data.
+"""Keep the home folder private: its database names PCs, and its logs quote training data.
 
-Windows gives every user's folders to that user alone, and has no modes.
+Windows has no modes, and each user's folders are private there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from app.errors import UserError
 from app.paths import Paths, private_folder
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-# A disk of its own has the latter from the start.
+# Folders that every new file system has, in case the home is a whole disk.
 _NOBODYS = ("lost+found", "System Volume Information")
 
 
@@ -22,11 +22,10 @@ def make_private(paths: Paths) -> str:
     """Create the home if it is missing, else close it to other users.
 
     Returns:
-        What to tell the user: the home was open until now; empty: nothing.
+        A notice for the user if the home was open to others, else an empty text.
 
     Raises:
-        UserError: it belongs to another user, is a folder for something else, or its disk knows no
-            modes.
+        UserError: it belongs to another user, holds other files, or its disk has no modes.
         OSError: it cannot be created or changed.
     """
     home = private_folder(paths.home)
@@ -35,10 +34,10 @@ def make_private(paths: Paths) -> str:
     if _is_open(home):
         _require_home(paths)
     was_open = _close(home)
-    # A link to a larger disk; what lies there is just as private.
+    # The runs may be a link to a larger disk, which has to be private as well.
     if paths.runs.is_symlink() and paths.runs.is_dir():
         was_open |= _close(paths.runs)
-    # Earlier versions left the files within a closed home readable.
+    # Earlier versions left the files inside a closed home readable.
     if was_open or _is_open(paths.database):
         _close_all(home)
     if not was_open:
@@ -47,12 +46,13 @@ def make_private(paths: Paths) -> str:
 
 
 def _require_home(paths: Paths) -> None:
-    """Refuse a folder with other things in it: closing `/srv` or `/etc` would lock its users out.
+    """Refuse a folder that holds files of others.
 
     Raises:
-        UserError: nothing in it is ours.
+        UserError: it holds files, but not those of Rackless.
         OSError: it cannot be read.
     """
+    # Closing a folder such as `/srv` or `/etc` would lock out its users.
     names = [path.name for path in paths.home.iterdir()]
     is_ours = any(n.startswith("rackless.") or n == paths.nodes_file.name for n in names)
     others = [name for name in names if not name.startswith(".") and name not in _NOBODYS]

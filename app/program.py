@@ -1,6 +1,6 @@
-"""What kind of program this process is: Python with our packages, or the desktop bundle.
+"""Kind of this process: Python with the installed packages, or the desktop bundle.
 
-The bundle has no interpreter that others could use: nodes cannot train with it.
+The bundle has no interpreter for other programs, so a node on this PC cannot train with it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import sys
 
 
 def is_bundle() -> bool:
-    """Return whether this is the desktop bundle."""
+    """Return whether this process is the desktop bundle."""
     return bool(getattr(sys, "frozen", False))
 
 
 def own_pythons() -> tuple[str, ...]:
-    """Return the interpreter of this process, as one that a node on this PC may use; else none."""
+    """Return the interpreter of this process if a node on this PC may use it, else nothing."""
     return () if is_bundle() else (sys.executable,)

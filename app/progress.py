@@ -7,11 +7,11 @@ from collections.abc import Callable
 from agents.contract.messages import Progress
 
 OnMessage = Callable[[str], None]
-"""Callback with each sentence on the progress of slow work."""
+"""Callback for each sentence on the progress of slow work."""
 OnProgress = Callable[[Progress], None]
-"""Callback with each sentence and the phase of the work."""
+"""Callback for each sentence with the phase of the work."""
 
 
 def messages(report: OnMessage | None) -> OnProgress | None:
-    """Return a callback that passes on the sentences alone."""
-    return None if report is None else lambda said: report(said.message)
+    """Return a callback that passes only the sentences to `report`."""
+    return None if report is None else lambda progress: report(progress.message)

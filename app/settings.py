@@ -1,8 +1,8 @@
-"""Lasting settings: each entry is declared once, with type, default and texts.
+"""Persistent settings: each entry is declared once, with type, default and texts.
 
-The window draws its settings page, and the documentation its table, from `SETTINGS`. The file is
-JSON with only the entries that differ from their default, so that a better default of a later
-version reaches everybody who never touched it.
+The settings page of the window and the table in the documentation are made from `SETTINGS`. The
+file is JSON with only the entries that differ from their default, so that a better default of a
+later version applies to all who never changed it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Setting:
     minimum: float | None = None
     maximum: float | None = None
     per_node: bool = False
-    """Whether a node may have a value of its own; only choices may."""
+    """True if a node may have its own value; only choices may."""
 
     def __post_init__(self) -> None:
         if self.per_node and self.kind != "choice":
@@ -54,8 +54,8 @@ class Setting:
         raise ValueError(f"{self.key} is {value!r}; it must be {self._allowed()}")
 
     def _in_range(self, value: float) -> bool:
-        # `bool` is an `int` to Python, but `true` is no number to a person. NaN fails both
-        # comparisons below.
+        # In Python `bool` is an `int`, but `true` is not a number in a settings file. NaN fails
+        # both comparisons below.
         if isinstance(value, bool):
             return False
         return (self.minimum is None or value >= self.minimum) and (
@@ -177,31 +177,31 @@ SETTINGS = (
 
 
 class Settings:
-    """The settings of one home. Reading never fails: a broken file means defaults and `problem`."""
+    """Settings of one home. Reading never fails: a broken file gives defaults and a `problem`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known = {setting.key: setting for setting in SETTINGS}
         self.problem = ""
         self._values: dict[str, Value] = {}
-        # Values that differ for a node, by its name.
+        # Own values of nodes, by name of the node.
         self._of_nodes: dict[str, dict[str, Value]] = {}
         self._read()
 
     def get(self, key: str, node: str = "") -> Value:
-        """Return a value; of `node`, where that has one of its own."""
+        """Return a value, that of `node` if it has its own."""
         value = self._values.get(key, self._known[key].default)
         return self._of_nodes.get(node, {}).get(key, value)
 
     def of_nodes(self, key: str) -> dict[str, Value]:
-        """Return the values of the nodes that have one of their own, by name."""
+        """Return the values of nodes that have their own, by name."""
         return {node: own[key] for node, own in self._of_nodes.items() if key in own}
 
     def number(self, key: str) -> float:
         return float(self.get(key))
 
     def set(self, key: str, value: object) -> None:
-        """Check and store one value, at once and durably.
+        """Check a value and store it durably.
 
         Raises:
             UserError: the value is not allowed, or the file cannot be written.
@@ -213,7 +213,7 @@ class Settings:
         self._write()
 
     def set_of_node(self, node: str, key: str, value: object | None) -> None:
-        """Check and store the value of one node; None: it has that of all nodes again.
+        """Check and store the value of one node; None: reset it to that of all nodes.
 
         Raises:
             UserError: the value is not allowed, or the file cannot be written.
@@ -231,7 +231,7 @@ class Settings:
         self._write()
 
     def forget_node(self, node: str) -> None:
-        """Drop the values of a node that was removed."""
+        """Delete the values of a removed node."""
         if self._of_nodes.pop(node, None):
             self._write()
 
@@ -249,7 +249,7 @@ class Settings:
             self._values, self._of_nodes = {}, {}
 
     def _checked(self, stored: dict[str, object]) -> dict[str, Value]:
-        # A key of another version is skipped; it must not cost the other settings.
+        # A key of another version is skipped, so that it does not invalidate the others.
         known = {key: value for key, value in stored.items() if key in self._known}
         return {key: self._known[key].checked(value) for key, value in known.items()}
 

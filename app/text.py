@@ -1,6 +1,6 @@
-"""Format figures for people; everywhere else values stay in base units.
+"""Format figures for display; elsewhere values are in base units.
 
-An unknown value (`None`, or a float that is not a number) is an en dash, never 0.
+An unknown value (`None`, or a float that is not a number) is shown as an en dash, never as 0.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ DASH = "\u2013"
 BREAK = "\u200b"
 """Zero-width space, at which a line may break."""
 MOST_OF_NAME = 60
-"""Maximum length of a file name made from a free text; file systems end at 255 bytes."""
-# What Windows forbids in file names, the strictest of the systems that we support.
+"""Maximum length of a file name made from a free text; file systems allow 255 bytes."""
+# Characters that Windows, the strictest of the supported systems, forbids in file names.
 _NO_NAME = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
-# Controls (C0, DEL, C1), signs of direction, line separators, what has no width or glyph, and
-# halves of surrogate pairs. Not the joiners of Persian words and of emoji.
+# Controls (C0, DEL, C1), direction marks, line separators, characters without width or glyph, and
+# halves of surrogate pairs; but not the joiners of Persian words and of emoji.
 _INVISIBLE = re.compile(
     "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f"
     "\\ud800-\\udfff\\ufeff\\ufff9-\\ufffb\\U000e0000-\\U000e007f]"
 )
 MOST_UNBROKEN = 24
-"""Maximum number of unbreakable characters; more do not fit beside a form."""
+"""Maximum number of unbreakable characters; more do not fit next to a form."""
 _UNBROKEN = re.compile(f"[^\\s/\\\\-]{{{MOST_UNBROKEN + 1},}}")
-# Of ASCII only: letters of other scripts may be joined to each other.
+# Between ASCII characters only, since letters of other scripts may be joined.
 _BETWEEN = re.compile("(?<=[!-~])(?=[!-~])")
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -50,14 +50,14 @@ def show_number(value: float | None, digits: int = 0) -> str:
 
 
 def show_loss(value: float | None) -> str:
-    """Return a loss with four significant digits; a value that is not finite becomes a word.
+    """Return a loss with four significant digits, or a word if it is not finite.
 
     >>> show_loss(2.34567), show_loss(3.02e43)
     ('2.346', '3.02e+43')
     """
     if value is None:
         return DASH
-    # Named, because a dash would hide that training diverged.
+    # In words, since a dash would hide that training diverged.
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -68,14 +68,14 @@ def show_loss(value: float | None) -> str:
 
 
 def show_exponent(value: float | None, digits: int = 3) -> str:
-    """Return a small number such as a learning rate, as people write it.
+    """Return a small number such as a learning rate in short scientific notation.
 
     >>> show_exponent(1.7e-4), show_exponent(0.005)
     ('1.7e-4', '5e-3')
     """
     if value is None or not is_known(value):
         return DASH
-    # The mantissa is read back as a number, which drops its trailing zeros.
+    # Converting the mantissa back to a number drops its trailing zeros.
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 
@@ -98,7 +98,7 @@ def show_bytes(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return DASH
     scaled, unit = float(value), 0
-    # From 1000 on, not 1024: "1,023 KiB" would need a fourth digit.
+    # From 1000 on instead of 1024, since "1,023 KiB" would need a fourth digit.
     while abs(scaled) >= 1000 and unit < len(_BYTE_UNITS) - 1:
         scaled, unit = scaled / 1024, unit + 1
     digits = 0 if unit == 0 or abs(scaled) >= 100 else 1
@@ -122,7 +122,7 @@ def show_bytes_of(used: float | None, total: float | None) -> str:
 
 
 def show_watts(value: float | None) -> str:
-    """Return a power; from 10 kW on in kilowatts."""
+    """Return a power in watts, from 10 kW on in kilowatts."""
     if value is None or not math.isfinite(value):
         return DASH
     return f"{value:.0f} W" if value < 10_000 else f"{value / 1000:.1f} kW"
@@ -150,14 +150,14 @@ def show_rate(value: float | None, unit: str = "tok/s") -> str:
 
 
 def show_duration(seconds: float | None) -> str:
-    """Return a length of time in its two largest units.
+    """Return a duration in its two largest units.
 
     >>> show_duration(3725)
     '1 h 2 min'
     """
     if seconds is None or not math.isfinite(seconds):
         return DASH
-    # Both limits are where rounding would reach the next form: 1000 ms, 10.0 s.
+    # Both limits are where rounding would give 1000 ms or 10.0 s.
     if seconds < 0.9995:
         return f"{max(seconds, 0.0) * 1000:.0f} ms"
     if seconds < 9.95:
@@ -176,7 +176,7 @@ def show_duration(seconds: float | None) -> str:
 
 
 def show_moment(time_s: float | None, now_s: float) -> str:
-    """Return a wall clock time in local time; a time of today has no date.
+    """Return a wall clock time as local time, without the date if it is today.
 
     >>> show_moment(None, 0.0) == DASH
     True
@@ -190,7 +190,7 @@ def show_moment(time_s: float | None, now_s: float) -> str:
 
 
 def count_of(number: int, noun: str, plural: str = "") -> str:
-    """Return `1 node`, `3 nodes`.
+    """Return a number with its noun, such as `1 node` or `3 nodes`.
 
     >>> count_of(3, "node")
     '3 nodes'
@@ -199,10 +199,10 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
 
 
 def name_layers(span: tuple[int, int]) -> str:
-    """Return the layers of a stage as people count them, from 1.
+    """Return the layers of a stage, counted from 1.
 
     Args:
-        span: index of the first one, and of the one after the last.
+        span: index of the first layer, and of the one after the last.
 
     >>> name_layers((12, 24)), name_layers((3, 4))
     ('layers 13 to 24', 'layer 4')
@@ -219,7 +219,7 @@ def show_model(model: str) -> str:
     >>> show_model("meta-llama/Llama-2-7b-hf")
     'meta-llama/Llama-2-7b-hf'
     """
-    # A path may come from Windows, whatever system shows it.
+    # A path may come from Windows, even if it is shown on another system.
     parts = [part for part in model.replace("\\", "/").split("/") if part]
     return "/".join(parts[-2:])
 
@@ -230,12 +230,12 @@ def short_card(name: str) -> str:
     >>> short_card("NVIDIA GeForce RTX 3090")
     'RTX 3090'
     """
-    # In this order: the second prefix appears only once the first is gone.
+    # In this order, since the second prefix follows the first.
     return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
 def show_list(names: Sequence[str]) -> str:
-    """Join names the way a sentence does.
+    """Join names as in a sentence.
 
     >>> show_list(["alpha", "beta", "gamma"])
     'alpha, beta and gamma'
@@ -246,7 +246,7 @@ def show_list(names: Sequence[str]) -> str:
 
 
 def free_name(wanted: str, taken: Collection[str]) -> str:
-    """Return `wanted`, with the next free number appended if it is taken.
+    """Return `wanted`, or if it is taken, with the next free number appended.
 
     >>> free_name("poems", {"poems", "poems-2"})
     'poems-3'
@@ -274,7 +274,7 @@ def let_break(text: str) -> str:
 
 
 def shorten(text: str, most: int = 200) -> str:
-    """Strip a text, and cut it to `most` characters followed by dots.
+    """Strip a text and truncate it to `most` characters, followed by dots.
 
     >>> shorten(" 1.5 "), shorten("9" * 400, 20)
     ('1.5', '99999999999999999999...')
@@ -284,10 +284,10 @@ def shorten(text: str, most: int = 200) -> str:
 
 
 def show_foreign(text: str, keep: str = "") -> str:
-    """Return a text of others so that it shows what it is and does nothing else.
+    """Return a foreign text with invisible and control characters as escapes.
 
-    Control characters move the cursor of a terminal, set its title and its clipboard; others turn
-    the direction of what follows, or are not seen at all. All of them become escapes.
+    Such characters can move a terminal's cursor, set its title and clipboard, reverse the direction
+    of the following text, or hide.
 
     >>> show_foreign("pc\\x1b[2J\\n"), show_foreign("a\\nb\\u202ec", keep="\\n")
     ('pc\\\\x1b[2J\\\\n', 'a\\nb\\\\u202ec')
@@ -300,7 +300,7 @@ def show_foreign(text: str, keep: str = "") -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a sentence or name of others as one line: a break in it could begin a line of ours.
+    """Return a foreign sentence or name as one line, so that it cannot imitate another line.
 
     >>> one_line("no room\\nrackless: all is well\\x1b[2J")
     'no room rackless: all is well\\\\x1b[2J'
@@ -320,7 +320,7 @@ def file_name(text: str) -> str:
 
 
 def capitalize(text: str) -> str:
-    """Return a text with a capital first letter, the rest as it is.
+    """Return a text with a capital first letter and the rest unchanged.
 
     >>> capitalize("sending the model to PC-2")
     'Sending the model to PC-2'

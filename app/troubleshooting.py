@@ -1,7 +1,7 @@
 """Read and search the troubleshooting page, which ships with the app.
 
-Each section has a topic, its anchor on the page: a stable word by which errors, rows of a check and
-`rackless help` name it.
+Each section has a topic, its anchor on the page. Errors, rows of a check and `rackless help` refer
+to it by this stable word.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 
 _ANCHOR = re.compile(r'<a id="([a-z0-9-]+)"></a>')
 _WORD = re.compile(r"[a-z0-9_]+")
-# Weight of a word by the place where it stands.
+# Weights of a word by the part of the section that holds it.
 _IN_TOPIC, _IN_TITLE, _IN_SIGNS, _IN_TEXT = 6, 5, 3, 1
 _SIGNS = "- **Seen as:**"
 _FILLER = frozenset(
     ("a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "i", "in", "is", "it", "my")
 ) | {"of", "on", "or", "s", "the", "to", "with"}
-"""Words of a search that say nothing about a problem."""
+"""Words of a search that are ignored, since they say nothing about a problem."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """One symptom: its signs, cause, how to check it, and what to do."""
+    """One symptom with its signs, cause, check and remedy."""
 
     topics: tuple[str, ...]
-    """Anchors of the section; the first one is its name, the others lead to it, too."""
+    """Anchors of the section; the first one is its name, the others are aliases."""
     title: str
     area: str
-    """Heading of the part of the page that it stands in."""
+    """Heading of the part of the page that contains it."""
     text: str
     """Body in Markdown, without the title."""
 
@@ -41,8 +41,8 @@ class Section:
 
 @functools.cache
 def read_sections() -> tuple[Section, ...]:
-    """Return the sections of the page, in its order."""
-    import importlib.resources  # with what few commands need
+    """Return the sections in the order of the page."""
+    import importlib.resources  # on use: few commands need it
 
     page = importlib.resources.files("resources") / "help" / "troubleshooting.md"
     return parse_sections(page.read_text(encoding="utf-8"))
@@ -84,12 +84,12 @@ def parse_sections(page: str) -> tuple[Section, ...]:
 
 
 def find_section(topic: str) -> Section | None:
-    """Return the section with this topic; None: the page has none."""
-    return next((one for one in read_sections() if topic in one.topics), None)
+    """Return the section with this topic, or None."""
+    return next((section for section in read_sections() if topic in section.topics), None)
 
 
 def topic_of(name: str) -> str:
-    """Return the topic of an error's code or of a check's name; empty: the page has no section.
+    """Return the topic of an error's code or a check's name; empty: the page has no section.
 
     >>> topic_of("tcp"), topic_of("usage")
     ('link', '')
@@ -99,9 +99,9 @@ def topic_of(name: str) -> str:
 
 
 def search_sections(words: str) -> tuple[Section, ...]:
-    """Return the sections that hold the words, the best first; a topic alone finds its section.
+    """Return the sections that contain the words, the best first; a topic finds its section only.
 
-    Words match the beginnings of words. Sections that lack a word follow those that have all.
+    Words match prefixes of words. Sections that lack some of the words come last.
     """
     exact = find_section(words.strip().lower())
     if exact is not None:
@@ -112,7 +112,7 @@ def search_sections(words: str) -> tuple[Section, ...]:
     for number, section in enumerate(read_sections()):
         scores = [_score(section, word) for word in wanted]
         hits = sum(score > 0 for score in scores)
-        if hits and 2 * hits >= len(wanted):
+        if hits and 2 * hits >= len(wanted):  # at least half of the words
             ranked.append((-hits, -sum(scores), number, section))
     return tuple(section for *_, section in sorted(ranked, key=lambda one: one[:3]))
 

@@ -1,1 +1,1 @@
-"""Recover an attempt by its own nodes while no master does."""
+"""Recovery of an attempt by its own nodes when no master is available."""

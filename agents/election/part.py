@@ -1,4 +1,4 @@
-"""One node's part of an attempt: what it knows, and what it does when another node asks."""
+"""One node's part of an attempt: its state, and its answers to requests of other nodes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
+from agents.contract import run_layout
 from agents.contract.election import (
     AttemptClaim,
     ClaimAnswer,
@@ -17,14 +18,6 @@ from agents.contract.election import (
 )
 from agents.contract.regroup import Regroup, may_regroup
 from agents.contract.run import LOST_CAUSES, AttemptIntent, AttemptStatus, CheckpointInfo
-from agents.contract.run_layout import (
-    CLOSED_FILE,
-    EXIT_FILE,
-    KEPT_FILE,
-    STOP_FILE,
-    checkpoint_path,
-    rank_journal,
-)
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.election.channel import MAX_LINE_BYTES, Peer
 from agents.errors import ExpectedError
@@ -36,23 +29,27 @@ from agents.supervisor.confirmation import confirm
 from agents.supervisor.election_process import close
 from agents.supervisor.fence import claim_attempt, find_newest_launched, read_fence
 from agents.supervisor.launch import launch
-from agents.supervisor.regrouping import join_group, look_at_ranks
+from agents.supervisor.regrouping import join_group, read_local_ranks
 
 MAX_SAVED_STEPS = 8
+"""Maximum number of saved steps that a node reports, newest ones."""
 MAX_REASON_CHARACTERS = 500
-"""Length of the sentence on what ended a part, which may quote a line of its log."""
+"""Maximum length of the reason why a part ended, which may quote a line of its log."""
 
 
 @dataclass
 class Patience:
-    """How long no master has asked for the attempt, by this process's own clock."""
+    """Time since a master last asked for the attempt, by this process's monotonic clock.
+
+    The clock of the file system may jump; so the mark is only compared, never subtracted.
+    """
 
     patience_s: float
     _mark: float = 0.0
     _since_s: float = field(default_factory=time.monotonic)
 
     def is_over(self, mark: float, now_s: float) -> bool:
-        """Return whether `mark`, which each request changes, has stood still for too long."""
+        """Return whether `mark`, which each request of a master changes, is too old."""
         if mark != self._mark:
             self._mark, self._since_s = mark, now_s
         return now_s - self._since_s >= self.patience_s
@@ -64,7 +61,7 @@ class Fetch:
 
     step: int
     node: str = ""
-    """Node that has the checkpoint; empty: this one has it."""
+    """Node to copy the checkpoint from; empty if this node has it."""
 
 
 @dataclass(frozen=True)
@@ -107,18 +104,19 @@ class Part:
     def node(self) -> str:
         return self.intent.node
 
-    # ------------------------------------------------------------ what it knows
+    # ------------------------------------------------------------ state
 
     def state(self) -> NodeState:
-        """Return what this node knows of the attempt now."""
+        """Return this node's current state of the attempt."""
         known = replace(
             self._judge(),
             is_free=self._patience.is_over(self._read_mark(), time.monotonic()),
             fence=read_fence(self.home, self.attempt.run_id),
         )
+        # Only an active part can regroup; reading its ranks would cost time for nothing.
         if known.part != "active" or not may_regroup(self.intent):
             return known
-        ranks = look_at_ranks(self.attempt)
+        ranks = read_local_ranks(self.attempt)
         return replace(
             known,
             step=ranks.step,
@@ -128,22 +126,25 @@ class Part:
         )
 
     def _read_mark(self) -> float:
+        # A master that watches the attempt touches this file every few seconds.
         try:
-            return self.attempt.file(KEPT_FILE).stat().st_mtime
+            return self.attempt.file(run_layout.KEPT_FILE).stat().st_mtime
         except OSError:
             return 0.0
 
     def _judge(self) -> NodeState:
-        """Return the state of the part, the newest step of its ranks, and what ended them."""
-        closed = read_json(self.attempt.file(CLOSED_FILE))
+        """Return the part's state, the newest step of its ranks, and the reason why they ended."""
+        closed = read_json(self.attempt.file(run_layout.CLOSED_FILE))
         if closed is not None:
             return self._closed(str(closed.get("reason", "")))
+        # Launched, not just granted: a granted attempt may never start.
         newest = find_newest_launched(self.home, self.attempt.run_id)
         if newest > self.attempt.number:
             return self._closed(f"attempt {newest} has replaced it")
         supervisor = self.attempt.read_supervisor()
-        # First what costs little: a status reads the environment of every process of this PC.
-        if not self.attempt.file(EXIT_FILE).exists() and supervisor and supervisor.is_alive():
+        # The cheap check comes first: a status reads the environment of every process of this PC.
+        has_ended = self.attempt.file(run_layout.EXIT_FILE).exists()
+        if not has_ended and supervisor and supervisor.is_alive():
             return NodeState(node=self.node, part="active")
         status = read_status(self.attempt)
         step = max((rank.step or 0 for rank in status.ranks), default=0)
@@ -165,23 +166,23 @@ class Part:
         return NodeState(node=self.node, part="closed", reason=reason, step=step)
 
     def _is_lost(self, status: AttemptStatus) -> bool:
-        """Return whether an attempt that has ended was lost here, by this node or by another."""
+        """Return whether an ended attempt was lost, and may therefore be recovered."""
         if status.state == "stopped":
-            # By a master that meant to resume it.
-            return (read_json(self.attempt.file(STOP_FILE)) or {}).get("at_loss") is True
+            # A master sets `at_loss` when it stops the rest of a lost attempt to resume it.
+            return (read_json(self.attempt.file(run_layout.STOP_FILE)) or {}).get("at_loss") is True
         if status.state != "failed" or status.cause in LOST_CAUSES:
             return status.state in ("lost", "failed")
-        # Started by nodes, and one of them went before all had started: the others start again.
+        # If nodes started it and one of them was lost before all had started, the others retry.
         return not status.cause and bool(self.plan.started_by) and not status.is_confirmed
 
-    # ------------------------------------------------------------ what others ask
+    # ------------------------------------------------------------ requests
 
     def answer(self, request: dict[str, Any], stream: BinaryIO) -> dict[str, Any] | None:
         """Answer a request of another node.
 
         Raises:
             ExpectedError: it is refused.
-            WireError: it is no request of ours.
+            WireError: it is malformed or of an unknown kind.
         """
         if request.get("kind") == "send":
             self._send(from_wire(OfStep, request, "send").step, stream)
@@ -189,7 +190,8 @@ class Part:
         return self.ask(str(request.get("kind")), request)
 
     def ask(self, kind: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Answer a request of another node, or of this one. Raises what `answer` does."""
+        """Answer a request of another node or of this one. Raises the errors of `answer`."""
+        # `send` is missing here: it answers with bytes and is never sent by this node to itself.
         answers: dict[str, Callable[[dict[str, Any]], Any]] = {
             "state": lambda _: self.state(),
             "close": lambda a: self._close(from_wire(Reason, a, "close").reason),
@@ -210,7 +212,7 @@ class Part:
         return {}
 
     def _claim(self, claim: AttemptClaim) -> ClaimAnswer:
-        # Asked again: a master may have come, or a person may have stopped the run.
+        # Checked again: a master may have returned, or the user may have stopped the run.
         if not self.state().is_ready:
             return ClaimAnswer(is_granted=False, fence=read_fence(self.home, self.attempt.run_id))
         found = claim_attempt(
@@ -218,6 +220,7 @@ class Part:
         )
         if not found.is_granted:
             return ClaimAnswer(is_granted=False, fence=found.fence)
+        # The claimant needs the newest group, because survivors may have chosen other writers.
         group = read_regroup(self.attempt)
         return ClaimAnswer(
             is_granted=True,
@@ -231,10 +234,10 @@ class Part:
         )
 
     def _find_saved_steps(self) -> tuple[int, ...]:
-        """Return the newest steps of which the ranks of this node say that they were saved."""
+        """Return the newest steps that the ranks of this node report as saved."""
         steps = {self.intent.resume_step} if self.intent.resume_step else set()
         for place in self.intent.ranks:
-            lines = read_journal(self.attempt.file(rank_journal(place.rank)))
+            lines = read_journal(self.attempt.file(run_layout.rank_journal(place.rank)))
             saved = [line.get("step") for line in lines if line.get("kind") == "checkpoint"]
             steps.update(step for step in saved if isinstance(step, int))
         return tuple(sorted(steps)[-MAX_SAVED_STEPS:])
@@ -244,47 +247,50 @@ class Part:
 
     def _fetch(self, wanted: Fetch) -> dict[str, Any]:
         for info in checkpoints.list_checkpoints(self.home, self.attempt.run_id):
-            # What comes later was damaged everywhere, or is void with the next attempt.
+            # Later checkpoints are damaged on all nodes, or void once the next attempt starts.
+            # The step itself is replaced, too, if another node's copy was chosen.
             if info.step > wanted.step or (info.step == wanted.step and wanted.node):
                 checkpoints.delete(self.home, self.attempt.run_id, info.step)
         if wanted.node:
             if wanted.node not in self.peers:
-                raise ExpectedError(f"{wanted.node} is no other node of this attempt.")
+                raise ExpectedError(f"{wanted.node} is not another node of this attempt.")
             with self.peers[wanted.node].receive("send", step=wanted.step) as stream:
-                path = checkpoint_path(self.attempt.run_id, wanted.step)
+                path = run_layout.checkpoint_path(self.attempt.run_id, wanted.step)
                 files.receive(self.home, path, _with_manifest(stream))
         return {}
 
     def _send(self, step: int, stream: BinaryIO) -> None:
-        path = checkpoint_path(self.attempt.run_id, step)
+        path = run_layout.checkpoint_path(self.attempt.run_id, step)
         if not (self.home.path / path).is_dir():
             raise ExpectedError(f"Node {self.node} has no checkpoint of step {step}.")
-        stream.write(b"{}\n")
+        stream.write(b"{}\n")  # an empty answer: the files follow
         files.send(self.home, path, stream)
 
     def _launch(self, wanted: Relaunch) -> dict[str, Any]:
+        # Two majorities overlap in a node; by its fence, that node launches only the newer attempt.
         if wanted.attempt != read_fence(self.home, self.attempt.run_id):
-            raise ExpectedError(f"Attempt {wanted.attempt} is not the one that was granted here.")
+            raise ExpectedError(f"This node did not grant attempt {wanted.attempt}.")
         launch(self.home, self.next_intent(wanted))
         return {}
 
     def next_intent(self, wanted: Relaunch) -> AttemptIntent:
         """Return the intent of this node's part of the next attempt."""
         old = self.intent
-        # Shares belong to ranks by position: the trainer balances the new ones itself.
+        # Shares are stored by rank: with fewer ranks, the trainer balances them again.
         is_same = len(wanted.ranks) == len(old.ranks)
         return replace(
             old,
             attempt=wanted.attempt,
-            # Another master may have taken the run over.
+            # Another master may have taken over the run since the intent was written.
             master=read_status(self.attempt).master,
             spec=old.spec if is_same else replace(old.spec, shares=None),
             ranks=wanted.ranks,
             master_address=wanted.master_address,
             master_port=wanted.master_port,
             resume_step=wanted.resume_step,
+            # Logged steps to compare with are known to the master only.
             replay=None,
-            # The stages were planned for the ranks that were there.
+            # Pipeline stages were planned for the old ranks.
             cut=old.cut if wanted.ranks == old.ranks else old.cut and old.cut.without_stages(),
             checkpoint_ranks=wanted.checkpoint_ranks,
             addresses=wanted.addresses,
@@ -293,7 +299,7 @@ class Part:
 
     def _regroup(self, wanted: Regroup) -> dict[str, Any]:
         if self.node not in wanted.nodes:
-            raise ExpectedError(f"{self.node} is not one of the nodes that go on.")
+            raise ExpectedError(f"{self.node} is not one of the nodes that regroup.")
         join_group(self.attempt, wanted)
         return {}
 
@@ -303,7 +309,7 @@ class Part:
 
 
 class _WithManifest:
-    """The stream of `files.send` as `files.receive` reads it: what is sent is the whole bundle."""
+    """Stream of `files.send` in the form that `files.receive` expects: with a manifest."""
 
     def __init__(self, line: bytes, rest: BinaryIO) -> None:
         self._line = line
@@ -320,6 +326,7 @@ class _WithManifest:
 
 def _with_manifest(stream: BinaryIO) -> BinaryIO:
     line = stream.readline(MAX_LINE_BYTES)
+    # A malformed header is passed on: `files.receive` reports it.
     with contextlib.suppress(ValueError, KeyError, TypeError):
         header = json.loads(line)
         line = json.dumps({**header, "manifest": header["files"]}).encode("ascii") + b"\n"

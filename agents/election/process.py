@@ -1,11 +1,15 @@
-"""The process that watches an attempt beside its supervisor, and recovers it if nobody else does.
+"""The process that watches an attempt and recovers it if no master does.
 
-It listens for the other nodes of the attempt, at the node's one address, from the launch to the
-attempt's end. While ranks train it only answers; ranks that have lost others and wait are brought
-together with those of the other nodes, with or without a master (`regrouping`). Once the attempt
-was lost, and no master has asked for the patience of the plan, it asks the other nodes now and then
-and does what they agree on (`agents/contract/election.py`). It ends with the attempt, with a newer
-one, on a stop, and after an hour in which too few nodes could be reached.
+It listens for the other nodes of the attempt, at one address of this node, from launch to end.
+
+- While ranks train, it only answers requests.
+- When ranks wait because they lost peers, it regroups them with those of the other nodes, with or
+  without a master: see `Regrouping`.
+- When the attempt was lost and no master has asked for longer than the plan's patience, it polls
+  the other nodes and carries out the common decision (`agents/contract/election.py`).
+
+It ends with the attempt, when a newer attempt starts, on a stop, and after an hour in which too few
+nodes were reachable.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,41 +33,54 @@ from agents.contract.election import (
     recent_recoveries,
     stands_still,
 )
+from agents.contract.regroup import Regroup, decide_regroup
 from agents.contract.run_layout import ELECTION_FILE
+from agents.contract.wire import WireError, to_wire
 from agents.election.channel import Listener, Peer, PeerError
 from agents.election.part import Part
-from agents.election.peer_states import PeerStates
+from agents.election.peer_states import Answers, PeerStates
 from agents.election.proposal import Proposal, RefusedError
-from agents.election.regrouping import Regrouping
 from agents.errors import ExpectedError
+from agents.node.probes import choose_port
 from agents.state import Home, identify, write_json
-from agents.supervisor.attempt import AttemptFolder, is_confirmed
+from agents.supervisor.attempt import AttemptFolder, is_confirmed, read_regroup
 from agents.supervisor.election_process import close
 from agents.supervisor.fence import read_fence
 from agents.supervisor.ownership import OwnershipWatch
+from agents.supervisor.regrouping import give_up
 
 TICK_S = 0.5
 REGROUP_TICK_S = 0.1
-"""Time between two looks while ranks wait for other nodes to go on, in seconds."""
+"""Time between two polls while ranks wait to regroup, in seconds."""
 SETTLE_S = 2.0
-"""Time for which the same nodes have to be reachable before one of them claims, in seconds."""
+"""Time for which the set of reachable nodes must not change before a claim, in seconds."""
 BIND_RETRY_S = 5.0
 _RETRY_S = (2.0, 6.0)
-"""Shortest and longest wait after a claim that failed, in seconds."""
+"""Shortest and longest wait after a failed claim, in seconds."""
+PATIENCE_S = 20.0
+"""Maximum time for waiting ranks to regroup, in seconds."""
+LOOK_S = 0.5
+"""Maximum time for answers per poll, in seconds; later answers count in a later poll."""
+REGROUP_SETTLE_S = 1.5
+"""Time for which the same ranks must wait before silent nodes are left out, in seconds."""
+ALONE_S = 5.0
+"""Maximum wait for silent nodes when there is no majority without them, in seconds."""
+JOIN_TIMEOUT_S = 8.0
+"""Maximum time for the answer to a join request, in seconds; above a node's wait for a lock."""
 
 
 def elect(folder: str) -> int:
-    """Watch the attempt in `folder`; the calling process ends at once, its child at the end."""
+    """Watch the attempt in `folder` from a child process; the calling process exits at once."""
     if os.fork():
         os._exit(0)
-    os.setsid()
+    os.setsid()  # the end of the server's SSH session must not end this process
     path = Path(folder)
     attempt = AttemptFolder(Home(path.parents[3]), path.parents[1].name, int(path.name))
     intent, identity = attempt.read_intent(), identify(os.getpid())
     if intent is None or identity is None:
         raise SystemExit(f"{folder}: the intent or /proc cannot be read")
     write_json(attempt.file(ELECTION_FILE), identity.to_json())
-    # Ranks that it launches are children of their own supervisors; SIGTERM ends this one alone.
+    # SIGTERM ends this process alone: ranks that it launches are children of their supervisors.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     ElectionWatch(Part(attempt, intent)).run()
@@ -70,7 +88,7 @@ def elect(folder: str) -> int:
 
 
 class ElectionWatch:
-    """The loop of the process."""
+    """Main loop of the process."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
@@ -81,14 +99,15 @@ class ElectionWatch:
         self._members_since_s = 0.0
         self._not_before_s = 0.0
         self._said = ""
-        # Where the recorder was killed, too, nobody else on this node looks.
+        # Normally the recorder replaces a killed supervisor; it may have been killed as well.
         self._ownership = OwnershipWatch(part.home)
         self._others = PeerStates(part.peers)
         self._regrouping = Regrouping(part, self._others, self._say)
 
     def run(self) -> None:
-        """Return when there is nothing more to do."""
+        """Watch the attempt until nothing is left to do."""
         try:
+            # A deleted run ends the watch.
             while self._part.attempt.folder.is_dir():
                 self._listen()
                 if not self._look(time.monotonic()):
@@ -100,7 +119,7 @@ class ElectionWatch:
                 self._listener.close()
 
     def _listen(self) -> None:
-        """Listen, unless that was tried moments ago: another program may use the port."""
+        """Start listening unless a try failed recently: another program may use the port."""
         part, now_s = self._part, time.monotonic()
         if self._listener is not None or not part.peers or now_s < self._bind_due_s:
             return
@@ -112,14 +131,15 @@ class ElectionWatch:
             self._say(f"cannot listen at {intent.address} port {port}: {error}")
 
     def _look(self, now_s: float) -> bool:
-        """Do what is due; return whether to go on."""
+        """Do the due work; return whether to continue."""
         try:
             own = self._part.state()
         except ExpectedError:  # the run is being deleted
             return False
         if own.part == "closed":
+            # Perhaps closed by the next attempt, whose confirmation arrives through this process.
             self._await_confirmation()
-            self._tell_others(own.reason)
+            self._notify_others(own.reason)
             return False
         if own.part == "active":
             self._ownership.look()
@@ -129,20 +149,20 @@ class ElectionWatch:
         if self._lost_since_s is None:
             self._lost_since_s = now_s
         if now_s - self._lost_since_s > MAX_PARKED_S:
-            self._say("parked for an hour: a master or a person has to resume it")
+            self._say("parked for an hour: resume the run from a master")
             return False
         return not own.is_free or self._decide(own, now_s)
 
     def _await_confirmation(self) -> None:
-        """Answer on until the attempt that this node has granted instead is confirmed.
+        """Keep answering until the next attempt, which this node granted, is confirmed.
 
-        The node that starts it asks this process for the launch and for that, since the new
-        attempt has a process of its own that knows nothing of the old ports.
+        The elected node sends `launch` and `confirm` to this process: the new attempt has its own
+        process, which listens on other ports.
         """
         part = self._part
         deadline = time.monotonic() + (part.intent.confirm_s or 0.0)
         while time.monotonic() < deadline and part.attempt.folder.is_dir():
-            # A number is granted before it is launched here, which may come later than elsewhere.
+            # The fence rises when a number is granted; the launch here may follow much later.
             number = read_fence(part.home, part.attempt.run_id)
             following = AttemptFolder(part.home, part.attempt.run_id, number)
             intent = following.read_intent()
@@ -152,6 +172,7 @@ class ElectionWatch:
 
     def _decide(self, own: NodeState, now_s: float) -> bool:
         part = self._part
+        # No time limit: a claim needs the state of every node that can answer.
         states = {part.node: own, **self._others.look().states}
         found = decide_election(part.node, part.nodes, states)
         if found.act == "close":
@@ -172,19 +193,20 @@ class ElectionWatch:
             number = proposal.carry_out(found.members)
         except RefusedError as error:
             self._say(f"not started: {error}")
-            # Two nodes that claim against each other must not do so in step.
+            # Random, so that two competing nodes do not block each other's claims forever.
             self._not_before_s = time.monotonic() + random.uniform(*_RETRY_S)
             return True
         self._say(f"started attempt {number} on {', '.join(found.members)}")
         return False
 
     def _is_within_limits(self, step: int, now_s: float) -> bool:
-        """Return whether the run may be recovered now; close it for good where it may not."""
+        """Return whether the run may be recovered now; close it if it makes no progress."""
         losses, per_hour = self._part.plan.losses, self._part.plan.per_hour
         if stands_still([*(loss.step for loss in losses), step]):
             times = MAX_LOSSES_AT_ONE_STEP
-            self._close(f"it was lost {times} times at step {step} without getting further")
+            self._close(f"it was lost {times} times at step {step} without progress")
             return False
+        # Each attempt carries its earlier losses, so limits hold across attempts and nodes.
         recent = recent_recoveries((loss.resumed_s for loss in losses), time.time())
         since_s = now_s - (self._lost_since_s if self._lost_since_s is not None else now_s)
         if len(recent) >= per_hour or since_s < back_off_s(len(recent)):
@@ -192,25 +214,118 @@ class ElectionWatch:
             return False
         return True
 
-    def _tell_others(self, reason: str) -> None:
-        """Tell the other nodes once that the attempt is none of theirs to recover."""
+    def _notify_others(self, reason: str) -> None:
+        """Notify the other nodes once that they need not recover this attempt."""
 
-        def tell(peer: Peer) -> None:
+        def notify(peer: Peer) -> None:
             with contextlib.suppress(PeerError):
                 peer.ask("close", reason=reason or "it has ended")
 
         if peers := list(self._part.peers.values()):
             with ThreadPoolExecutor(len(peers)) as pool:
-                list(pool.map(tell, peers))
+                list(pool.map(notify, peers))
 
     def _close(self, reason: str) -> None:
         self._say(f"closed: {reason}")
         with contextlib.suppress(ExpectedError):
             close(self._part.attempt, reason)
-        self._tell_others(reason)
+        self._notify_others(reason)
 
     def _say(self, text: str) -> None:
-        """Write a line to the log, the same one once."""
+        """Write a line to the log unless it repeats the last one."""
         if text != self._said:
             self._said = text
             print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
+
+
+class Regrouping:
+    """Regrouping of the surviving ranks after a loss, while their processes are alive.
+
+    Each node with waiting ranks polls the others. Once all remaining ranks wait at the same step,
+    the node with the lowest rank asks the others to join a new group of the same attempt. A silent
+    node is left out once it missed its time for an answer and the others have not changed for
+    `REGROUP_SETTLE_S`. After `PATIENCE_S` the ranks save and end; then the attempt is recovered
+    like any other.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        others: PeerStates,
+        say: Callable[[str], None],
+    ) -> None:
+        self._part = part
+        self._others = others
+        self._say = say
+        self._since_s: float | None = None
+        self._members: tuple[str, ...] = ()
+        self._members_since_s = 0.0
+
+    @property
+    def is_under_way(self) -> bool:
+        """True while ranks of this node wait for other nodes."""
+        return self._since_s is not None
+
+    def look(self, own: NodeState, now_s: float) -> None:
+        """Regroup, wait or give up, as the states of this node (`own`) and the others require."""
+        if not own.waits:
+            self._since_s, self._members = None, ()
+            return
+        if self._since_s is None:
+            self._since_s = now_s
+            # Answers from before the loss would show nodes that are gone now.
+            self._others.forget()
+        joined = read_regroup(self._part.attempt)
+        if joined is not None and joined.generation > own.generation:
+            return  # the ranks are joining the new group, or they fail and end
+        part, answers = self._part, self._others.look(LOOK_S)
+        states = {own.node: own, **answers.states}
+        found = decide_regroup(own.node, part.nodes, states, part.attempt.number)
+        if found.nodes != self._members:
+            self._members, self._members_since_s = found.nodes, now_s
+        # Without a majority, waiting longer only delays saving and recovery.
+        lacks_others = found.act == "wait" and not found.is_certain
+        patience_s = ALONE_S if lacks_others else PATIENCE_S
+        if found.act == "give_up" or now_s - self._since_s >= patience_s:
+            self._say(f"the ranks do not regroup: {found.reason or 'it took too long'}")
+            self._give_up()
+        elif found.act == "wait":
+            self._say(f"regrouping waits: {found.reason}")
+        elif found.is_certain or self._are_away(states, answers, now_s):
+            self._carry_out(found.nodes, own.generation + 1)
+
+    def _are_away(self, states: dict[str, NodeState], answers: Answers, now_s: float) -> bool:
+        """Return whether all nodes without an answer can be left out."""
+        # A node whose request is still pending is neither silent nor known: wait for it.
+        missing = set(self._part.nodes) - states.keys()
+        return missing <= answers.silent and now_s - self._members_since_s >= REGROUP_SETTLE_S
+
+    def _carry_out(self, nodes: tuple[str, ...], generation: int) -> None:
+        """Ask all nodes to join the new group, this one last."""
+        part = self._part
+        wanted = Regroup(
+            generation=generation,
+            nodes=nodes,
+            address=part.intent.address,
+            port=choose_port(part.intent.address),
+        )
+        others = [part.peers[node] for node in nodes if node != part.node]
+        try:
+            with ThreadPoolExecutor(len(others)) as pool:
+                asked = [
+                    pool.submit(peer.ask, "regroup", JOIN_TIMEOUT_S, **to_wire(wanted))
+                    for peer in others
+                ]
+            for answer in asked:
+                answer.result()
+            # Last, because this node hosts the new group: if another refused, none can form.
+            part.ask("regroup", to_wire(wanted))
+        except (PeerError, ExpectedError, WireError) as error:
+            self._say(f"not regrouped: {getattr(error, 'message', error)}")
+            self._give_up()
+            return
+        self._say(f"generation {generation} continues on {', '.join(nodes)}")
+
+    def _give_up(self) -> None:
+        with contextlib.suppress(ExpectedError):  # disk full: the ranks end by their own timeout
+            give_up(self._part.attempt)

@@ -1,9 +1,9 @@
-"""Start the next attempt from the node that was elected.
+"""Start the next attempt from the elected node.
 
-In the order of a resume by the master: the right to the next number from a majority, a checkpoint,
-its copies, the launch on all nodes at once, the confirmation. What fails before the launch changes
-nothing but the number; a launch that fails on one node is never confirmed, so its parts end by
-themselves, and those nodes decide anew.
+The order is that of a resume by the master: claim the next number from a majority, choose a
+checkpoint, copy it, launch on all nodes at once, confirm. A failure before the launch only uses up
+the number. If the launch fails on one node, the attempt is never confirmed: its parts end, and
+the nodes elect again.
 """
 
 from __future__ import annotations
@@ -31,48 +31,51 @@ from agents.errors import ExpectedError
 CLAIM_TIMEOUT_S = 30.0
 VERIFY_TIMEOUT_S = 1800.0
 FETCH_TIMEOUT_S = 3600.0
-"""Time to copy a checkpoint, in seconds: 100 GB over a gigabit need 15 minutes."""
+"""Maximum time to copy a checkpoint, in seconds; 100 GB need 15 minutes at 1 Gbit/s."""
 LAUNCH_TIMEOUT_S = 180.0
 T = TypeVar("T")
 
 
 class RefusedError(Exception):
-    """Raised when the next attempt cannot be started now."""
+    """Raised when the next attempt cannot start now."""
 
 
 class Proposal:
-    """One try to start the next attempt."""
+    """One try to start the next attempt on the nodes that grant it."""
 
     def __init__(self, part: Part, states: dict[str, NodeState]) -> None:
         self._part = part
         self._states = states
 
     def carry_out(self, members: Sequence[str]) -> int:
-        """Start the next attempt on those of `members` that grant it; return its number.
+        """Start the next attempt on all `members` that grant it; return its number.
 
         Raises:
-            RefusedError: no majority grants it, or no checkpoint can be used.
+            RefusedError: no majority grants it, or no checkpoint is usable.
         """
         part = self._part
+        # Above every number that any node has granted: each number is granted once per node.
         fences = [state.fence for state in self._states.values()]
         number = max(part.attempt.number, *fences) + 1
         answers = self._ask_all(members, "claim", ClaimAnswer, CLAIM_TIMEOUT_S, attempt=number)
         granted = {node: answer for node, answer in answers.items() if answer.is_granted}
+        # The numbers granted so far are used up; another claim needs a higher one.
         if not is_majority(granted, part.nodes):
             raise RefusedError(f"attempt {number} was granted by {sorted(granted) or 'no node'}")
         step = self._prepare_checkpoint(granted)
         wanted = self._plan(number, granted, step)
         self._ask_each(granted, "launch", LAUNCH_TIMEOUT_S, **to_wire(wanted))
+        # Only after all launches: an unconfirmed part ends by itself.
         self._ask_each(granted, "confirm", CLAIM_TIMEOUT_S, attempt=number)
         return number
 
     # ------------------------------------------------------------ checkpoint
 
     def _prepare_checkpoint(self, granted: dict[str, ClaimAnswer]) -> int | None:
-        """Copy the newest intact checkpoint to all nodes; return its step, None: none was saved.
+        """Copy the newest intact checkpoint to all nodes; return its step, or None if none exists.
 
-        Training is repeated from there, so nothing older is taken than a resume by the master
-        would take: at most one newer checkpoint, a damaged one, is given up.
+        The rule is that of a resume by the master: at most one newer, damaged checkpoint may be
+        given up, because training repeats all steps since then.
         """
         self._require_writer(granted)
         saved = {step for answer in granted.values() for step in answer.saved_steps}
@@ -90,16 +93,17 @@ class Proposal:
         return None
 
     def _require_writer(self, granted: dict[str, ClaimAnswer]) -> None:
-        """Refuse to go on without any node that saved the checkpoints of this attempt."""
+        """Refuse if no node that saved checkpoints of this attempt takes part."""
         intent = self._part.intent
         chosen = intent.checkpoint_ranks
-        # One of a majority was in the newest group of survivors, which chose its writers anew.
+        # After a regroup the survivors chose new writers. Any majority includes a node of the
+        # newest group, so the highest generation among the answers is the true one.
         newest = max(granted.values(), key=lambda answer: answer.generation)
         if newest.members:
             ranks = [place for place in intent.ranks if place.node in newest.members]
             chosen = choose_checkpoint_ranks(ranks, intent.spec.checkpoint.copies)
         writers = {intent.ranks[rank].node for rank in chosen}
-        # Other nodes save only at a loss, and nothing newer than that.
+        # Other nodes save only when a loss ends the attempt: nothing newer than their copy exists.
         writers.update(
             node
             for node, answer in granted.items()
@@ -116,11 +120,13 @@ class Proposal:
         good = {node: info for node, info in checked.items() if info.verified}
         if not good:
             return []
+        # Two attempts may have saved the same step; only one manifest may be used on all nodes.
         newest = max(good.values(), key=lambda info: (info.attempt, info.created_s))
         return [n for n, info in good.items() if info.manifest_sha256 == newest.manifest_sha256]
 
     def _copy(self, step: int, holders: list[str], nodes: list[str]) -> None:
         def fetch(node: str) -> None:
+            # Holders are asked, too: they delete newer checkpoints.
             source = "" if node in holders else holders[0]
             self._ask(node, "fetch", FETCH_TIMEOUT_S, {"step": step, "node": source})
 
@@ -161,14 +167,14 @@ class Proposal:
         )
 
     def newest_step(self) -> int:
-        """Return the newest step that a node which answers has finished."""
+        """Return the newest step that any answering node has finished."""
         return max(state.step for state in self._states.values())
 
     def _find_cause(self, members: Collection[str]) -> tuple[FailureCause, str]:
-        """Return what ended the attempt, and a sentence on it.
+        """Return the cause that ended the attempt, and a sentence that explains it.
 
-        Ranks that lost a peer only name the loss: it began at a node that knows another cause, or
-        at one that does not answer.
+        A rank that lost a peer reports only the loss. The true cause is known to another node, or
+        it is the loss of a node that does not answer.
         """
         away = [node for node in self._part.nodes if node not in members]
         verb = "was" if len(away) == 1 else "were"
@@ -176,7 +182,7 @@ class Proposal:
         known = [self._states[node] for node in self._part.nodes if node in self._states]
         own = [s for s in known if s.part == "lost" and s.reason and not s.is_peer_loss]
         if own:
-            # Of several, the first one may have caused the others.
+            # The earliest failure may have caused the others.
             first = min(own, key=lambda state: state.ended_s or math.inf)
             also = f"; {lost}, too" if lost else ""
             return first.cause, f"{first.reason.rstrip('.')}{also}"
@@ -188,6 +194,7 @@ class Proposal:
 
     def _ask(self, node: str, kind: str, timeout_s: float, args: dict[str, Any]) -> dict[str, Any]:
         try:
+            # A node is not among its own peers.
             if node == self._part.node:
                 return self._part.ask(kind, args)
             return self._part.peers[node].ask(kind, timeout_s, **args)
@@ -206,7 +213,7 @@ class Proposal:
     def _ask_all(
         self, nodes: Sequence[str], kind: str, cls: type[T], timeout_s: float, **args: Any
     ) -> dict[str, T]:
-        """Return the answers of the nodes that give one."""
+        """Return the answers by node, without nodes that failed or refused."""
 
         def ask(node: str) -> T | None:
             try:
@@ -222,7 +229,7 @@ class Proposal:
 
 
 def _each(nodes: list[str], work: Callable[[str], object]) -> None:
-    """Do work for all nodes at once; raise the first error when all have ended."""
+    """Run `work` for all nodes in parallel; raise the first error once all have ended."""
     with ThreadPoolExecutor(len(nodes)) as pool:
         for future in [pool.submit(work, node) for node in nodes]:
             future.result()

@@ -1,1 +1,1 @@
-"""What this PC is and what it holds: hardware, environments, packages, files and checkpoints."""
+"""This PC as a node: its hardware, environments, packages, files and checkpoints."""

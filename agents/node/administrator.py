@@ -1,8 +1,8 @@
-"""Run commands with an administrator's rights: as root, or through sudo.
+"""Run commands with administrator rights: as root or through sudo.
 
-The password comes on this process's own input, goes to sudo's, and nowhere else: no argument, no
-environment, no file, no message. sudo is told to forget what it remembers (`-k`), so that it reads
-the password each time, and never passes it on to the command.
+The password arrives on this process's stdin and is passed only to sudo's stdin, never in an
+argument, the environment, a file or a message. With `-k`, sudo ignores cached credentials, so it
+reads the password each time and never leaves it for the command to read.
 """
 
 from __future__ import annotations
@@ -17,41 +17,42 @@ from agents.contract.repair import AdminWay
 from agents.errors import ExpectedError
 from agents.shared.files.secrets import HIDDEN, hide_secrets
 
-# sudo finds these itself; root's and a user's login may lack them.
+# sudo uses these folders itself; the PATH of root or of a user may lack them.
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ASK_S = 30.0
-# Time for a command to end by itself before it is killed, in seconds.
+# Time for a command to end after SIGTERM before it is killed, in seconds.
 _KILL_S = 5.0
-# Time for sudo around its command, in seconds: it may ask other PCs who a user is.
+# Extra time for sudo itself, in seconds: it may look up users on other PCs.
 _SPARE_S = 30.0
-# What `timeout` exits with when it had to end the command.
+# Exit code of `timeout` after it ended the command.
 _TIMED_OUT = 124
+# sudo has no exit codes for these refusals; the locale is set to English below.
 _REFUSALS = ("not in the sudoers", "not allowed to", "may not run sudo", "I'm sorry")
 
 
 class NoAdmin(ExpectedError):
-    """An administrator's rights are needed and cannot be had."""
+    """Raised when administrator rights are required and not available."""
 
     def __init__(self, message: str, *, again: bool = False) -> None:
         super().__init__(message)
         self.again = again
-        """Whether another password may help."""
+        """True if another password may help."""
 
 
 class Administrator:
-    """One way to run commands as root; with `password`, sudo gets it."""
+    """Runner of commands as root; `password` is passed to sudo."""
 
     def __init__(self, children: Children, password: bytes = b"") -> None:
         self._children = children
         self._password = password
         self.way: AdminWay = self._find_way()
-        """How it is done on this node."""
+        """Method that works on this node."""
 
     def require(self) -> None:
-        """Make sure that commands can be run as root.
+        """Ensure that commands can be run as root.
 
         Raises:
-            NoAdmin: there is no sudo, it does not allow it, or the password is wrong.
+            NoAdmin: sudo is missing, does not permit it, or refuses the password.
         """
         if self.way == "none":
             raise NoAdmin("There is no sudo on this node, and Rackless does not log in as root.")
@@ -76,17 +77,17 @@ class Administrator:
         timeout_s: float,
         on_line: Callable[[str], None] | None = None,
     ) -> tuple[int, list[str]]:
-        """Run a command to its end; return its exit code and the last lines that it printed.
+        """Run a command to its end; return its exit code and the last lines of its output.
 
-        The lines are as they are: `clean` those that are shown or kept.
+        The lines may contain secrets: use `clean` before they are shown or stored.
 
         Raises:
-            ExpectedError: it cannot be started.
+            ExpectedError: the command cannot be started.
             TimeoutError: it ran longer than `timeout_s`.
         """
         if not as_root or self.way == "root":
             return self._start(argv, timeout_s, on_line, subprocess.DEVNULL)
-        # sudo's child is root's, so we could not end it ourselves.
+        # `timeout` runs as root, because this process may not signal a process of root.
         limited = ["timeout", "-k", f"{_KILL_S:g}", f"{timeout_s:g}", *argv]
         if self.way != "password":
             code, lines = self._start(
@@ -101,7 +102,7 @@ class Administrator:
     def _with_password(
         self, argv: Sequence[str], timeout_s: float, on_line: Callable[[str], None] | None
     ) -> tuple[int, list[str]]:
-        # A pipe takes a password at once: nothing waits for sudo to read it.
+        # A pipe buffers the password, so that the write does not wait for sudo to read it.
         ours, theirs = os.pipe()
         try:
             os.write(theirs, self._password + b"\n")
@@ -120,7 +121,7 @@ class Administrator:
         path = f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"
         return self._children.run(
             argv,
-            # sudo's own messages are read here, so they must not be translated.
+            # The messages of sudo are parsed, so they must not be translated.
             environ={"PATH": path, "LC_ALL": "C.UTF-8", "LANGUAGE": "C"},
             timeout_s=timeout_s,
             on_line=on_line,
@@ -128,7 +129,7 @@ class Administrator:
         )
 
     def clean(self, text: str) -> str:
-        """Return output without the password, should a command print it, and other secrets."""
+        """Return output with the password and other secrets removed."""
         word = self._password.decode("utf-8", "replace")
         return hide_secrets(text.replace(word, HIDDEN) if word else text)
 
@@ -145,5 +146,5 @@ class Administrator:
                 subprocess.DEVNULL,
             )
         except TimeoutError:
-            return "none"  # it waits for something else than a password
+            return "none"  # it waits for something other than a password
         return "passwordless" if code == 0 else "password"

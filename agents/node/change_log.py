@@ -1,7 +1,7 @@
-"""The log of changes that repairs made to this node: one file each, the newest last.
+"""The log of changes that repairs made to this node, with one file per change.
 
-A record is written before each step and after it, so that also an interrupted one can be taken
-back. It holds the texts of edited files, and is private to the user of the agent.
+A record is written before and after each step, so that an interrupted step can be undone, too. It
+contains the texts of edited files and is private to the agent's user.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, locked, read_json, write_json
 
-# Wait for another repair of this node to end, in seconds.
+# Maximum wait for another repair of this node to end, in seconds.
 _LOCK_S = 5.0
-_MAX_LIST_BYTES = MAX_LINE_BYTES // 2
+_MAX_LIST_BYTES = MAX_LINE_BYTES // 2  # half of a message, for the rest of the answer
 
 
 class ChangeLog:
-    """The records of one node."""
+    """The change records of one node."""
 
     def __init__(self, home: Home) -> None:
         self._folder = home.path / "changes"
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
-        """Be the only one that changes the node.
+        """Exclude other repairs of this node within the block.
 
         Raises:
             ExpectedError: another repair is being applied or undone, or the disk refuses.
@@ -41,6 +41,7 @@ class ChangeLog:
         except OSError as error:
             raise explain_os_error(error, f"preparing {self._folder}") from error
         busy = "Another repair is being applied to this node."
+        # The kernel frees the lock after a kill, so an interrupted repair blocks no other.
         with locked(self._folder / ".lock", _LOCK_S, busy):
             yield
 
@@ -48,7 +49,7 @@ class ChangeLog:
         return max(self._numbers(), default=0) + 1
 
     def save(self, change: Change) -> None:
-        """Store a record, durably.
+        """Store a record durably.
 
         Raises:
             ExpectedError: the disk is full or cannot be written.
@@ -56,14 +57,14 @@ class ChangeLog:
         write_json(self._file(change.number), to_wire(change))
 
     def all(self) -> list[Change]:
-        """Return the records from the oldest to the newest; one that cannot be read is left out."""
+        """Return the readable records, oldest first."""
         return [found for number in self._numbers() if (found := self._read(number)) is not None]
 
     def require(self, number: int) -> Change:
         """Return one record.
 
         Raises:
-            ExpectedError: there is none of that number.
+            ExpectedError: no record has this number.
         """
         found = self._read(number)
         if found is None:
@@ -71,10 +72,11 @@ class ChangeLog:
         return found
 
     def newest(self) -> list[Change]:
-        """Return the records that fit into an answer, from the oldest to the newest."""
+        """Return the newest records that fit into an answer, oldest first."""
         left_bytes = _MAX_LIST_BYTES
         kept: list[Change] = []
         for change in reversed(self.all()):
+            # Records contain the texts of edited files, so a few may fill a message.
             left_bytes -= len(json.dumps(to_wire(change)))
             if left_bytes < 0 and kept:
                 break

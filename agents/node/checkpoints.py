@@ -1,7 +1,7 @@
-"""List, verify and delete the checkpoints of this node. Only whole folders count: `step-NNNNNNNN`.
+"""List, verify and delete the checkpoints of this node: folders named `step-NNNNNNNN`.
 
-The trainer writes under another name and renames at the end, so a folder with this name was once
-complete; `verify` finds out whether it still is.
+The trainer writes under another name and renames the folder at the end, so a folder with this name
+was complete once; `verify` checks whether it still is.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from agents.state import Home, fsync_folder
 
 
 def list_checkpoints(home: Home, run_id: str | None = None) -> list[CheckpointInfo]:
-    """Return the checkpoints of one run, or of all, by run and step."""
+    """Return the checkpoints of one run or of all runs, sorted by run and step."""
     if run_id is not None:
         folders = home.checkpoints(run_id).glob("*")
     else:
         # Names that begin with a dot are runs that are being deleted.
         folders = home.runs.glob(f"[!.]*/{CHECKPOINTS}/*")
-    # A run with another name is none of ours.
+    # Rackless creates no folders with unsafe names.
     named = (folder for folder in folders if is_safe_name(folder.parents[1].name))
     steps = ((folder, step_of_checkpoint(folder.name)) for folder in named)
     found = [_describe(home, f, step) for f, step in steps if step is not None and f.is_dir()]
@@ -45,7 +45,7 @@ def list_checkpoints(home: Home, run_id: str | None = None) -> list[CheckpointIn
 
 
 def _describe(home: Home, folder: Path, step: int) -> CheckpointInfo:
-    """Describe one checkpoint from its manifest; set `problem` if that cannot be used."""
+    """Describe one checkpoint from its manifest; set `problem` if the manifest is unusable."""
     manifest: dict[str, Any] = {}
     entries: list[FileEntry] = []
     problem = ""
@@ -72,8 +72,8 @@ def _describe(home: Home, folder: Path, step: int) -> CheckpointInfo:
 
 
 def _weigh(folder: Path) -> int:
-    """Return the size of the files in a folder without a usable manifest, in bytes."""
-    with contextlib.suppress(OSError):  # it may be deleted at the same time
+    """Return the total size of the files in a folder, in bytes, if it has no usable manifest."""
+    with contextlib.suppress(OSError):  # it may be deleted meanwhile
         return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     return 0
 
@@ -88,7 +88,7 @@ def read_entries(manifest: dict[str, Any]) -> list[FileEntry]:
     """Return the files of a manifest.
 
     Raises:
-        WireError: it lists none, or what is no file.
+        WireError: it lists no files, or an entry is malformed.
     """
     values = manifest.get("files")
     if not isinstance(values, list) or not values:
@@ -98,16 +98,16 @@ def read_entries(manifest: dict[str, Any]) -> list[FileEntry]:
 
 def hash_entries(entries: list[FileEntry]) -> str:
     """Return one hash for a list of files, independent of their order."""
-    # Ranks write their files in any order, and each node must get the same hash.
+    # Ranks write files in any order, but all nodes must get the same hash.
     rows = to_wire(sorted(entries, key=lambda entry: entry.path))
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode("ascii")).hexdigest()
 
 
 def verify(home: Home, run_id: str, step: int) -> CheckpointInfo:
-    """Hash every file of a checkpoint and compare.
+    """Verify the hashes of all files of a checkpoint.
 
     Raises:
-        ExpectedError: there is no such checkpoint here.
+        ExpectedError: this node has no such checkpoint.
     """
     folder = _require(home, run_id, step)
     info = _describe(home, folder, step)
@@ -115,18 +115,19 @@ def verify(home: Home, run_id: str, step: int) -> CheckpointInfo:
         return info
     try:
         problem = _find_damage(folder, read_entries(read_manifest(folder)))
-    except WireError as error:  # it was deleted or changed since
+    except WireError as error:  # deleted or changed meanwhile
         problem = f"{MANIFEST_FILE} cannot be used: {error}"
     return replace(info, verified=not problem, problem=problem)
 
 
 def delete(home: Home, run_id: str, step: int) -> None:
-    """Delete a checkpoint; an interrupted deletion leaves no folder that looks like one.
+    """Delete a checkpoint.
 
     Raises:
-        ExpectedError: there is no such checkpoint here, or it may not be deleted.
+        ExpectedError: this node has no such checkpoint, or it cannot be deleted.
     """
     folder = _require(home, run_id, step)
+    # Renamed first, so that an interrupted deletion leaves no folder that looks like a checkpoint.
     doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
     try:
         os.rename(folder, doomed)
@@ -138,16 +139,17 @@ def delete(home: Home, run_id: str, step: int) -> None:
 
 def _require(home: Home, run_id: str, step: int) -> Path:
     folder = home.checkpoints(run_id) / checkpoint_name(step)
+    # A link could lead to another run's checkpoint, which would be deleted instead.
     if not folder.is_dir() or folder.is_symlink():
         raise ExpectedError(f"This node has no checkpoint of run {run_id} at step {step}.")
     return folder
 
 
 def _find_damage(folder: Path, entries: list[FileEntry]) -> str:
-    """Return what is wrong with the files, empty when nothing is."""
+    """Return the first problem with the files, or an empty string."""
     for entry in entries:
         try:
-            # A manifest may come from elsewhere; its paths must not lead out of the folder.
+            # A manifest may come from another PC; its paths must not lead out of the folder.
             split_path(entry.path, "The file name")
             found = describe_file(folder, folder / entry.path)
         except ExpectedError as error:
@@ -160,6 +162,6 @@ def _find_damage(folder: Path, entries: list[FileEntry]) -> str:
 
 
 def _number(value: Any, most: float, missing: float) -> float:
-    # In Python, True is an int.
+    # In Python, bool is a subclass of int.
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value <= most else missing

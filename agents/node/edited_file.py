@@ -1,7 +1,7 @@
-"""Replace a text file as an administrator: atomically, with its mode and owner, or not at all.
+"""Replace a text file as an administrator, atomically and with its mode and owner.
 
-What is written is prepared beside the file and renamed over it. Everything is done by ordinary
-commands, so that sudo allows and logs exactly what a person would see.
+The new text is written to a file in the same folder, which is renamed over the old one. All steps
+are ordinary commands, so that sudo logs them and an administrator can read what was run.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from agents.state import Home, write_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileState:
-    """Text of a file and who may do what with it."""
+    """Text, mode and owner of a file."""
 
     text: str | None
-    """None: there is no such file."""
+    """Text, or None if the file does not exist."""
     mode: int | None = None
     owner: int = 0
     group: int = 0
 
     @property
     def sha256(self) -> str:
-        """Hash of the text; ABSENT: there is no such file."""
+        """Hash of the text, or ABSENT if the file does not exist."""
         return ABSENT if self.text is None else hash_text(self.text)
 
 
@@ -43,19 +43,19 @@ def hash_text(text: str) -> str:
 
 
 class HiddenFile(ExpectedError):
-    """A file that only an administrator can read."""
+    """Raised when only an administrator can read a file."""
 
 
 def read_file(path: str, admin: Administrator | None) -> FileState:
-    """Return a file as it is now.
+    """Return the current state of a file.
 
     Args:
-        path: with links resolved.
-        admin: reads what this user may not; None: nobody does.
+        path: path with links resolved.
+        admin: reader of files that this user may not read, or None.
 
     Raises:
         HiddenFile: this user may not read it, and `admin` is None.
-        ExpectedError: it is no text file of a sensible size, or cannot be read.
+        ExpectedError: it cannot be read, is not text, or is too large.
     """
     try:
         return _read_as_user(path)
@@ -81,10 +81,15 @@ def write_file(
     """Give a file the text, mode and owner of `state`; a text of None removes it.
 
     Args:
-        before: what the file has to be now.
+        path: path with links resolved.
+        state: new state.
+        before: expected current state.
+        admin: runner of the commands.
+        home: home of the agent, for the draft.
+        as_root: True if the file needs administrator rights.
 
     Raises:
-        ExpectedError: it has changed since, or cannot be written; it is as it was.
+        ExpectedError: the file has changed since, or cannot be written; it is unchanged then.
     """
     if state.text is None:
         _require_same(path, before, admin if as_root else None)
@@ -92,21 +97,24 @@ def write_file(
         return
     mark = secrets.token_hex(4)
     draft = home.path / f".edit.{mark}"
-    beside = f"{os.path.dirname(path)}/.rackless.{mark}"
+    # In the same folder, because a rename is atomic only within a file system.
+    sibling = f"{os.path.dirname(path)}/.rackless.{mark}"
     mode, owner, group = f"{state.mode or 0o644:o}", str(state.owner), str(state.group)
+    # A private draft, because the text would be visible to other users as an argument.
     write_bytes(draft, state.text.encode("utf-8"))
     try:
         _do(
             admin,
-            ["install", "-m", mode, "-o", owner, "-g", group, "--", str(draft), beside],
+            ["install", "-m", mode, "-o", owner, "-g", group, "--", str(draft), sibling],
             as_root,
         )
         try:
-            _do(admin, ["sync", "--", beside], as_root)
+            _do(admin, ["sync", "--", sibling], as_root)
+            # As late as possible: a change between this check and the rename would be lost.
             _require_same(path, before, admin if as_root else None)
-            _do(admin, ["mv", "-f", "-T", "--", beside, path], as_root)
+            _do(admin, ["mv", "-f", "-T", "--", sibling, path], as_root)
         except BaseException:
-            admin.run(["rm", "-f", "--", beside], as_root=as_root, timeout_s=QUICK_STEP_S)
+            admin.run(["rm", "-f", "--", sibling], as_root=as_root, timeout_s=QUICK_STEP_S)
             raise
     finally:
         Path(draft).unlink(missing_ok=True)
@@ -115,8 +123,8 @@ def write_file(
 def _require_same(path: str, before: FileState, admin: Administrator | None) -> None:
     if read_file(path, admin) != before:
         raise ExpectedError(
-            f"{path} was changed by somebody else in the meantime; it was left alone.",
-            "Look at what changed, then check again",
+            f"{path} was changed by another program or user in the meantime; it was left alone.",
+            "See what changed, then check again",
         )
 
 
@@ -128,11 +136,12 @@ def _do(admin: Administrator, argv: Sequence[str], as_root: bool) -> None:
 
 
 def _read_as_user(path: str) -> FileState:
-    # Never waits: a pipe in place of the file would otherwise hold us forever.
+    # O_NONBLOCK: opening a named pipe in place of the file would otherwise wait forever.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(file)
         _require_plain(path, stat.S_ISREG(found.st_mode), found.st_size)
+        # One byte more than allowed, in case the file has grown since fstat.
         data = os.read(file, MAX_EDITED_BYTES + 1)
     finally:
         os.close(file)
@@ -149,13 +158,15 @@ def _read_as_root(path: str, admin: Administrator) -> FileState:
         ["stat", "-c", "%f %s %u %g", "--", path], as_root=True, timeout_s=QUICK_STEP_S
     )
     if code:
+        # stat has one exit code for all errors; the locale is English.
         if lines and "No such file" in lines[-1]:
             return FileState(text=None)
         said = admin.clean(lines[-1]) if lines else f"exit code {code}"
         raise ExpectedError(f"{path} cannot be read: {said}.")
+    # %f is the raw mode in hexadecimal, with the type of the file.
     raw_mode, size, owner, group = lines[-1].split()
     _require_plain(path, stat.S_ISREG(int(raw_mode, 16)), int(size))
-    # base64: lines of text would lose the ends of lines and what is not text.
+    # base64, because output is split into decoded lines, which would lose line ends and bytes.
     coded: list[str] = []
     code, lines = admin.run(
         ["base64", "--", path], as_root=True, timeout_s=QUICK_STEP_S, on_line=coded.append
@@ -174,7 +185,7 @@ def _read_as_root(path: str, admin: Administrator) -> FileState:
 
 def _require_plain(path: str, is_file: bool, size: int) -> None:
     if not is_file:
-        raise ExpectedError(f"{path} is not a file.", "Look at what it is: ls -ld " + path)
+        raise ExpectedError(f"{path} is not a file.", "See what it is: ls -ld " + path)
     if size > MAX_EDITED_BYTES:
         raise ExpectedError(
             f"{path} has {size} bytes; at most {MAX_EDITED_BYTES} are edited.", "Edit it on that PC"

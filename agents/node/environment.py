@@ -1,9 +1,9 @@
 """Inspect, adopt or build the training environment of a node from the lock file.
 
-Packages are listed by running the interpreter, never guessed from its folders. A built
-environment lies in a folder named by the lock's hash and counts only once its marker is written; a
-broken-off build begins anew, from wheels that stay (wheels.py). A version may carry a local part
-(`2.13.0+cu130`) that the lock does not name.
+Packages are listed by running the interpreter, not by reading its folders. A built environment is
+in a folder named by the lock's hash, and is valid only once its marker is written; an interrupted
+build starts again, from wheels that are kept (wheels.py). A version may have a local part
+(`2.13.0+cu130`) that is not in the lock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # the facts, which are asked for first, need neither
     from agents.contract.requests.environment import EnvironmentBuild, EnvironmentQuery
 
 COMPLETE = "complete"
-"""File in a built environment that says that it is whole, and what built it."""
+"""Marker file of a complete environment; it names the tool that built it and the wheels."""
 LOOK_TIMEOUT_S = 60.0
 ASK_VERSIONS = """
 import importlib.metadata, json, os.path, sys, sysconfig
@@ -51,7 +51,7 @@ print("RACKLESS " + json.dumps({"version": version, "found": found, "headers": h
 
 
 def read_adopted(home: Home) -> EnvironmentReport | None:
-    """Return the adopted environment, as it was then; None: there is none."""
+    """Return the report of the adopted environment from its adoption, or None."""
     try:
         return from_wire(EnvironmentReport, read_json(home.environment_file))
     except WireError:
@@ -60,16 +60,16 @@ def read_adopted(home: Home) -> EnvironmentReport | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Marker:
-    """What the marker of a built environment says."""
+    """Content of the marker of a built environment."""
 
     built_with: str
-    """`uv 0.13.9`, or `pip`; empty: there is no marker, or an older version wrote it."""
+    """`uv 0.13.9` or `pip`; empty without a marker, or if an older version wrote it."""
     wheels: str
-    """Name of the set of wheels that it was built from."""
+    """Name of the set of wheels from which it was built."""
 
 
 def read_marker(folder: Path) -> Marker:
-    """Return what the marker in an environment's folder says."""
+    """Return the content of the marker in an environment's folder."""
     lines: list[str] = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         lines = (folder / COMPLETE).read_text(encoding="ascii")[:200].splitlines()
@@ -78,7 +78,7 @@ def read_marker(folder: Path) -> Marker:
 
 
 def find(home: Home, query: EnvironmentQuery, children: Children) -> EnvironmentReport:
-    """Compare an interpreter's packages with the lock; adopt it if requested and it fits.
+    """Compare an interpreter's packages with the lock; adopt it if it fits and `query` asks for it.
 
     Raises:
         ExpectedError: the named interpreter does not run.
@@ -87,6 +87,7 @@ def find(home: Home, query: EnvironmentQuery, children: Children) -> Environment
     python = query.python or (adopted.python if adopted else None)
     if python is None:
         return EnvironmentReport(missing=tuple(sorted(query.requirements)))
+    # Not resolved: the link bin/python is what makes an interpreter that of its environment.
     python = os.path.abspath(os.path.expanduser(python))
     version, found, headers = look(python, query.requirements, children)
     report = replace(
@@ -94,6 +95,7 @@ def find(home: Home, query: EnvironmentQuery, children: Children) -> Environment
         headers=headers,
         built_with=read_marker(Path(python).parent.parent).built_with or None,
     )
+    # The trial stays valid as long as interpreter and lock are the same.
     if adopted and (adopted.python, adopted.lock_sha256) == (python, report.lock_sha256):
         report = replace(report, trial=adopted.trial)
     # A check of another interpreter must not replace the adopted one.
@@ -105,7 +107,7 @@ def find(home: Home, query: EnvironmentQuery, children: Children) -> Environment
 def compare(
     python: str, version: str, found: dict[str, str | None], query: EnvironmentQuery
 ) -> EnvironmentReport:
-    """Return the report on packages `found` for what `query` requires."""
+    """Compare the packages `found` with the requirements of `query`."""
     missing = [name for name in query.requirements if found.get(name) is None]
     different = [
         f"{name} {found[name]} instead of {wanted}"
@@ -127,7 +129,7 @@ def compare(
 
 
 def is_version(found: str, wanted: str) -> bool:
-    """Return whether the versions are equal, except for a local part that only `found` has.
+    """Return whether the versions are equal, ignoring a local part that only `found` has.
 
     >>> is_version("2.13.0+cu130", "2.13.0"), is_version("2.13.0", "2.13.0+cpu")
     (True, False)
@@ -138,22 +140,26 @@ def is_version(found: str, wanted: str) -> bool:
 def look(
     python: str, requirements: dict[str, str], children: Children
 ) -> tuple[str, dict[str, str | None], bool]:
-    """Return the versions of an interpreter and of each distribution (None: not installed), and
-    whether the interpreter's C headers are installed.
+    """Inspect an interpreter.
+
+    Returns:
+        Its version, the version of each distribution (None if not installed), and whether its C
+        headers are installed.
 
     Raises:
-        ExpectedError: there is no such file, it is no Python, or it does not answer.
+        ExpectedError: the file does not exist, is not a Python, or does not answer.
     """
     if not os.path.exists(python):
         raise ExpectedError(
             f"There is no interpreter at {python} on this node.",
-            "Name another one, or leave it out to build an environment",
+            "Name another interpreter, or none to build an environment",
         )
     argv = [python, "-c", ASK_VERSIONS, *requirements]
     try:
         _, lines = children.run(argv, environ=python_variables(), timeout_s=LOOK_TIMEOUT_S)
     except TimeoutError as error:
         raise ExpectedError(f"{python} did not answer within {LOOK_TIMEOUT_S:g} s.") from error
+    # Packages may print on import, so the answer has a prefix.
     for line in lines:
         if line.startswith("RACKLESS "):
             answer = json.loads(line.partition(" ")[2])
@@ -165,7 +171,7 @@ def look(
 def build(
     home: Home, job: EnvironmentBuild, children: Children, progress: Callable[[str], None]
 ) -> EnvironmentReport:
-    """Make a virtual environment from the lock's wheels, which are here, adopt it, and report.
+    """Build a virtual environment from the lock's wheels on this node, adopt it, and report it.
 
     Raises:
         ExpectedError: a wheel is missing or wrong, or uv or pip failed; the message says which.
@@ -174,7 +180,7 @@ def build(
 
     require_name(job.lock_sha256, "The lock's hash")
     wheels = wheel_set(home, WheelQuery(lock_text=job.lock_text, target=job.target))
-    # By all of its text: the same versions with other hashes are another environment.
+    # The hash of the whole text: the same versions with other hashes are another environment.
     folder = home.environments / hashlib.sha256(job.lock_text.encode()).hexdigest()[:16]
     query = EnvironmentQuery(
         lock_sha256=job.lock_sha256,
@@ -186,10 +192,11 @@ def build(
         home.environments.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise explain_os_error(error, f"making {home.environments}") from error
-    busy = "Another build of the training environment runs on this node."
+    busy = "Another build of the training environment is running on this node."
     with locked(home.environments / f"{folder.name}.lock", 1.0, busy):
         if not _is_built(folder, children):
             _install(home, folder, wheels, job, children, progress)
+        # The installer's success is not enough: the interpreter itself has to list the packages.
         report = find(home, query, children)
         if not report.fits:
             # Otherwise the next build would skip the installation and fail in the same way.
@@ -202,7 +209,7 @@ def build(
 def _is_built(folder: Path, children: Children) -> bool:
     if not (folder / COMPLETE).exists():
         return False
-    # An update of the system may have taken the Python away that it was built on.
+    # A system update may have removed the Python on which it was built.
     with contextlib.suppress(ExpectedError):
         return bool(look(str(folder / "bin" / "python"), {}, children)[0])
     return False
@@ -216,7 +223,7 @@ def _install(
     children: Children,
     progress: Callable[[str], None],
 ) -> None:
-    """Build the folder anew: from wheels that are here, that takes seconds."""
+    """Rebuild the folder from wheels on this node, which takes seconds."""
     if not wheels.is_complete:
         lacking = len(wheels.packages) - len(wheels.present())
         raise ExpectedError(
@@ -224,6 +231,7 @@ def _install(
             "node.",
             "Set it up again: rackless nodes setup",
         )
+    # The remains of an interrupted build have no marker.
     shutil.rmtree(folder, ignore_errors=True)
     uv, version = find_uv(home, children)
     try:
@@ -234,11 +242,11 @@ def _install(
             tool = "pip"
             install_with_pip(job.python, folder, wheels, children, progress)
     except WrongPackage:
-        # Nothing is kept that a wrong file may have come with.
+        # All wheels are deleted, because they may come from the same source as the wrong one.
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(wheels.folder, ignore_errors=True)
         raise
-    # Last: without the marker the next build begins anew.
+    # Last, because the marker makes the environment valid.
     try:
         (folder / COMPLETE).write_text(f"{tool}\n{wheels.name}\n", encoding="ascii")
     except OSError as error:
@@ -246,7 +254,7 @@ def _install(
 
 
 def keep_trial(home: Home, trial: EnvironmentTrial) -> EnvironmentReport:
-    """Store what came of trying the adopted environment, and return its report."""
+    """Store the result of a trial of the adopted environment, and return its report."""
     report = replace(read_adopted(home) or EnvironmentReport(), trial=trial)
     write_json(home.environment_file, to_wire(report))
     return report

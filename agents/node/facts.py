@@ -1,10 +1,12 @@
-"""Read the facts about a node: system, CPU, memory, disk, network devices, WSL, its own address."""
+"""Read the facts about a node: system, CPU, memory, disk, network devices, WSL, Wake-on-LAN."""
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fcntl
 import hashlib
+import ipaddress
 import json
 import os
 import platform
@@ -13,16 +15,23 @@ import socket
 import struct
 import subprocess
 import time
+from pathlib import Path
 
 from agents.contract.node import GpuFacts, InterfaceFacts, NodeFacts
 from agents.contract.wire import from_wire
 from agents.node.examination.reading import read_int, read_text
-from agents.node.wake_on_lan import read_broadcast, read_mac, read_wakes
 from agents.state import Home, boot_time_s, identity_from, read_json
 from agents.telemetry.host import parse_memory, read_disk
 
 RECORDER_TIMEOUT_S = 8.0
+"""Maximum wait for the recorder to list the GPUs, in seconds."""
+# linux/sockios.h and linux/ethtool.h
 SIOCGIFADDR = 0x8915
+SIOCGIFNETMASK = 0x891B
+SIOCETHTOOL = 0x8946
+ETHTOOL_GWOL = 0x5
+WAKE_MAGIC = 1 << 5
+_NET = Path("/sys/class/net")
 
 
 def read_facts(home: Home) -> NodeFacts:
@@ -58,8 +67,8 @@ def read_facts(home: Home) -> NodeFacts:
 
 
 def read_gpus(home: Home) -> tuple[tuple[GpuFacts, ...], str | None]:
-    """Return the GPUs that the recorder found; it alone loads NVIDIA's library."""
-    # The first request may come before the recorder that this server started is ready.
+    """Return the GPUs and the problem that the recorder found; only it loads NVIDIA's library."""
+    # The first request may arrive before the recorder, which this server started, is ready.
     deadline = time.monotonic() + RECORDER_TIMEOUT_S
     while time.monotonic() < deadline:
         state = read_json(home.telemetry / "recorder.json")
@@ -90,14 +99,14 @@ def parse_cpu_name(text: str) -> str | None:
 
 
 def parse_connection(text: str) -> str | None:
-    """Return our own address from SSH_CONNECTION (`client port server port`)."""
+    """Return this node's address from SSH_CONNECTION (`client port server port`)."""
     parts = text.split()
-    # A link-local IPv6 address carries its zone, such as fe80::1%eth0.
+    # A link-local IPv6 address includes its zone, such as fe80::1%eth0.
     return parts[2].partition("%")[0] if len(parts) == 4 else None
 
 
 def read_interfaces() -> tuple[InterfaceFacts, ...]:
-    """Return the network devices that have an address, the loopback one last."""
+    """Return the network devices that have an address, loopback last."""
     found = _read_with_ip() or _read_with_ioctl()
     return tuple(sorted(found, key=lambda i: (i.name == "lo", i.name, ":" in i.address)))
 
@@ -124,16 +133,9 @@ def _read_with_ip() -> list[InterfaceFacts]:
 
 
 def _read_with_ioctl() -> list[InterfaceFacts]:
-    """Ask the kernel for the IPv4 address of each device, where there is no `ip` command."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        for _, name in socket.if_nameindex():
-            question = struct.pack("256s", os.fsencode(name)[:15])
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(asker.fileno(), SIOCGIFADDR, question)
-                # struct ifreq: 16 bytes of name, then a sockaddr_in whose address begins at byte 4.
-                found.append(_describe_interface(name, socket.inet_ntoa(answer[20:24])))
-    return found
+    """Return the IPv4 address of each device from the kernel, without the `ip` command."""
+    pairs = ((name, _ask_ipv4(name, SIOCGIFADDR)) for _, name in socket.if_nameindex())
+    return [_describe_interface(name, address) for name, address in pairs if address]
 
 
 def _describe_interface(name: str, address: str) -> InterfaceFacts:
@@ -155,10 +157,8 @@ def _describe_interface(name: str, address: str) -> InterfaceFacts:
 
 
 def read_machine_id() -> str | None:
-    """Return a hash of this system's id, by which it is known at any address; None: it has none.
-
-    The id itself is not to be sent over a network (`man 5 machine-id`).
-    """
+    """Return a hash of this system's id, which identifies it at any address, or None."""
+    # A hash, because the id itself must not be sent over a network (machine-id(5)).
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         if own_id := read_text(path):
             return hashlib.sha256(f"rackless {own_id}".encode()).hexdigest()[:32]
@@ -166,7 +166,7 @@ def read_machine_id() -> str | None:
 
 
 def find_compiler() -> str | None:
-    """Return the C compiler that Triton would take: the one named by CC, else gcc, else clang."""
+    """Return the C compiler that Triton would use: that in CC, else gcc, else clang."""
     named = os.environ.get("CC", "").split()
     for command in named[:1] or ("gcc", "clang"):
         if path := shutil.which(command):
@@ -175,15 +175,15 @@ def find_compiler() -> str | None:
 
 
 def is_wsl() -> bool:
-    """Return whether this system runs in WSL2: Microsoft's own kernel names itself so."""
+    """Return whether this system runs in WSL2, whose kernel has Microsoft in its release name."""
     return "microsoft" in platform.release().lower()
 
 
 def read_wsl_mode() -> str | None:
-    """Return the networking mode of WSL2; `unknown` where it cannot be asked; None: not WSL."""
+    """Return the networking mode of WSL2, or `unknown`; None outside WSL."""
     if not is_wsl():
         return None
-    # It exists only in newer versions of WSL.
+    # Older versions of WSL have no wslinfo.
     command = shutil.which("wslinfo") or "/usr/bin/wslinfo"
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         output = subprocess.run(
@@ -191,3 +191,59 @@ def read_wsl_mode() -> str | None:
         ).stdout
         return output.strip().lower() or "unknown"
     return "unknown"
+
+
+def read_mac(device: str) -> str | None:
+    """Return the hardware address of a network device, or None, as for a tunnel."""
+    with contextlib.suppress(OSError):
+        mac = (_NET / device / "address").read_text(encoding="ascii").strip().lower()
+        # Loopback has zeros; InfiniBand has addresses of 20 bytes, which Wake-on-LAN cannot use.
+        if len(mac) == 17 and mac != "00:00:00:00:00:00":
+            return mac
+    return None
+
+
+def read_broadcast(device: str) -> str | None:
+    """Return the IPv4 broadcast address of a network device, or None without an IPv4 network."""
+    # Computed, because the kernel's own value is empty for manually configured addresses.
+    address, mask = (_ask_ipv4(device, request) for request in (SIOCGIFADDR, SIOCGIFNETMASK))
+    if address is None or mask is None:
+        return None
+    network = ipaddress.IPv4Interface(f"{address}/{mask}").network
+    # Point-to-point networks (/31, /32) have no broadcast address.
+    return str(network.broadcast_address) if network.prefixlen < 31 else None
+
+
+def _ask_ipv4(device: str, request: int) -> str | None:
+    question = struct.pack("256s", os.fsencode(device)[:15])
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        answer = fcntl.ioctl(asker.fileno(), request, question)
+        # struct ifreq: 16 bytes of name, then a sockaddr_in whose address begins at byte 4.
+        return socket.inet_ntoa(answer[20:24])
+    return None
+
+
+def read_wakes(device: str) -> bool | None:
+    """Return whether a magic packet wakes this PC, or None if unknown."""
+    asked = _ask_card(device)
+    if asked is not None:
+        return asked
+    # Only root may ask the card. For other users, the kernel shows whether the device may wake the
+    # PC, which the same setting enables.
+    with contextlib.suppress(OSError):
+        state = (_NET / device / "device/power/wakeup").read_text(encoding="ascii").strip()
+        return {"enabled": True, "disabled": False}.get(state)
+    return None
+
+
+def _ask_card(device: str) -> bool | None:
+    # struct ethtool_wolinfo: command, supported options, enabled options, password.
+    info = array.array("B", struct.pack("III6s", ETHTOOL_GWOL, 0, 0, b"") + bytes(2))
+    place, _ = info.buffer_info()
+    # struct ifreq: 16 bytes of name, then a pointer to the structure.
+    request = struct.pack("16sP", os.fsencode(device)[:15], place) + bytes(16)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        fcntl.ioctl(asker.fileno(), SIOCETHTOOL, request)
+        _, supported, on = struct.unpack_from("III", info)
+        return bool(on & WAKE_MAGIC) if supported else None
+    return None

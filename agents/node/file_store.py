@@ -1,14 +1,13 @@
-"""The files of a node by their content: each is there once, under whatever names it is used.
+"""The files of a node by content: each is stored once, under any number of names.
 
     store/files/ab/abcd...      the file whose SHA-256 is abcd...
-    store/chunks/ab/abcd...     the list of its chunks, where it is known
+    store/chunks/ab/abcd...     the list of its chunks, if known
     store/partial/abcd...       a file that is arriving
 
-Folders of models, data and artifacts have hard links to these files, so that nothing is kept twice
-and nothing that is here is sent again. A hard link shares its content: who writes into a file of a
-model changes the file here too. So files are read-only here, and their time of modification
-carries a part of their hash in its nanoseconds. A file with another time is hashed before it is
-used again, and dropped where it is not what its name says.
+Folders of models, data and artifacts contain hard links to these files, so that no file is stored
+or sent twice. Hard links share content: writing to a file of a model would change the stored file,
+too. So stored files are read-only, and the nanoseconds of their mtime encode a part of their hash.
+A file with another mtime is hashed before it is used again, and deleted if the hash differs.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from agents.state import fsync_folder
 STORE = "store"
 _READ_ONLY = 0o400
 _SECOND_NS = 1_000_000_000
-# What a file system says that has no hard links, or takes no more of this file.
+# Errors of a file system without hard links, or with no more of them for this file.
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 
 
@@ -41,13 +40,13 @@ class StoredFile:
     sha256: str
     size_bytes: int
     references: int
-    """Number of other names that the file has on this node."""
+    """Number of other hard links to the file."""
     used_s: float
-    """Time when it was last placed anywhere, in seconds since 1970."""
+    """Time when it was last placed in a folder, in seconds since 1970."""
 
 
 class FileStore:
-    """The store below an agent's home. Creates its folders when it writes."""
+    """The store below an agent's home; it creates its folders when it writes."""
 
     def __init__(self, home: Path) -> None:
         self.root = home / STORE
@@ -56,16 +55,16 @@ class FileStore:
         self._partial = self.root / "partial"
 
     def path(self, sha256: str) -> Path:
-        """Return where a file is, or would be."""
+        """Return the path of a file, even if it is not stored."""
         return self._files / _plain(sha256)[:2] / sha256
 
     def partial(self, sha256: str) -> Path:
-        """Return where a file arrives; its folder is there afterwards."""
+        """Return the path for an arriving file, and create its folder."""
         self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._partial / _plain(sha256)
 
     def find(self, sha256: str, size_bytes: int) -> Path | None:
-        """Return the stored file; None: it is not here, or is no longer what its name says."""
+        """Return the path of a stored file, or None if it is missing or altered."""
         path = self.path(sha256)
         try:
             found = os.lstat(path)
@@ -73,6 +72,7 @@ class FileStore:
             return None
         if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
             return None
+        # Writing through another hard link changes the mtime, so the stamp no longer matches.
         if found.st_mtime_ns % _SECOND_NS != _stamp(sha256) and not self._is_intact(sha256):
             return None
         return path
@@ -86,12 +86,12 @@ class FileStore:
         return False
 
     def adopt(self, sha256: str, path: Path) -> bool:
-        """Store a verified file under a second name; return whether the file system lets us."""
+        """Store a verified file by a hard link; return whether the file system supports it."""
         place = self._prepare(sha256)
         try:
             os.link(path, place, follow_symlinks=False)
         except FileExistsError:
-            return True
+            return True  # the same content, already stored
         except OSError as error:
             if error.errno in _NO_LINK:
                 return False
@@ -100,7 +100,7 @@ class FileStore:
         return True
 
     def take_partial(self, file: ChunkedFile) -> None:
-        """Give a file that has arrived, and whose chunks are verified, its place.
+        """Move an arrived file, whose chunks are verified, to its final path.
 
         Raises:
             OSError: the disk refuses.
@@ -108,6 +108,7 @@ class FileStore:
         partial, place = self.partial(file.sha256), self._prepare(file.sha256)
         with partial.open("rb") as written:
             os.fsync(written.fileno())
+        # Before the rename, so that a stored file has its list.
         self.keep_chunks(file)
         os.replace(partial, place)
         _seal(place, file.sha256)
@@ -119,7 +120,7 @@ class FileStore:
         return place
 
     def place(self, sha256: str, name: str, folder: int) -> None:
-        """Give a stored file the name `name` in an open folder: a hard link, else a copy.
+        """Place a stored file in an open folder as a hard link, else as a copy.
 
         Raises:
             OSError: it is not stored, or the disk refuses.
@@ -136,16 +137,17 @@ class FileStore:
     # ------------------------------------------------------------ lists of chunks
 
     def keep_chunks(self, file: ChunkedFile) -> None:
-        """Remember the chunks of a file."""
+        """Store the list of chunks of a file; that of a small file is computed instead."""
         if describe_small(file.size_bytes, file.sha256) is None:
             path = self._lists / _plain(file.sha256)[:2] / file.sha256
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Renamed in one step: a reader must not see a part of the list.
             half = path.with_name(f".{path.name}.{os.getpid()}")
             half.write_text(file.chunks, encoding="ascii")
             os.replace(half, path)
 
     def chunks(self, sha256: str, size_bytes: int) -> ChunkedFile | None:
-        """Return the chunks of a file that was seen before; None: they are not known."""
+        """Return the chunks of a file, or None if they are unknown."""
         small = describe_small(size_bytes, sha256)
         if small is not None:
             return small
@@ -157,10 +159,10 @@ class FileStore:
             return file
         return None
 
-    # ------------------------------------------------------------ what is here
+    # ------------------------------------------------------------ contents
 
     def files(self) -> Iterator[StoredFile]:
-        """Yield every stored file."""
+        """Yield all stored files."""
         for path in self._files.glob("*/*"):
             with contextlib.suppress(FileNotFoundError):
                 found = path.lstat()
@@ -172,7 +174,7 @@ class FileStore:
                 )
 
     def delete(self, sha256: str) -> int:
-        """Delete a file here; return the bytes freed: none while it has another name.
+        """Delete a stored file; return the bytes freed, which is 0 while it has other hard links.
 
         Raises:
             OSError: the disk refuses.
@@ -182,11 +184,13 @@ class FileStore:
             found = path.lstat()
             path.unlink()
             (self._lists / sha256[:2] / sha256).unlink(missing_ok=True)
+            # With other hard links, the content stays on the disk.
             return found.st_size if found.st_nlink == 1 else 0
         return 0
 
     def release(self, folder: Path) -> None:
-        """Delete the files here that have no other name than one in `folder`, which goes too."""
+        """Delete the stored files whose only other hard link is in `folder`."""
+        # Exactly two links: one in the store, one in the folder.
         inside = {found.st_ino for found in walk_files(folder) if found.st_nlink == 2}
         for path in self._files.glob("*/*") if inside else ():
             with contextlib.suppress(FileNotFoundError):
@@ -194,7 +198,7 @@ class FileStore:
                     self.delete(path.name)
 
     def drop_altered(self, path: Path, sha256: str) -> None:
-        """Delete the stored file that shares its content with `path` if it is not `sha256`."""
+        """Delete the stored file that is a hard link to `path` if its hash is not `sha256`."""
         with contextlib.suppress(OSError):
             found = path.lstat()
             for stored in self._files.glob("*/*") if found.st_nlink > 1 else ():
@@ -203,10 +207,10 @@ class FileStore:
 
 
 def _plain(sha256: str) -> str:
-    """Return a hash that is safe as a name.
+    """Return a hash if it is safe as a file name.
 
     Raises:
-        WireError: it is none.
+        WireError: it is not a SHA-256.
     """
     try:
         ChunkedFile(size_bytes=0, sha256=sha256, chunks="").check_foreign()
@@ -221,12 +225,13 @@ def _stamp(sha256: str) -> int:
 
 def _seal(path: Path, sha256: str) -> None:
     os.chmod(path, _READ_ONLY)
+    # Only the nanoseconds carry the stamp; the seconds are those of the file.
     modified_ns = int(path.stat().st_mtime) * _SECOND_NS + _stamp(sha256)
     os.utime(path, ns=(time.time_ns(), modified_ns))
 
 
 def _mark(path: Path, sha256: str) -> None:
-    """Note that the file is used now; what was just hashed gets its stamp back."""
+    """Record that the file is used now, and restore its stamp if it was just hashed."""
     with contextlib.suppress(OSError):
         _seal(path, sha256)
 
@@ -247,13 +252,13 @@ def _copy(path: Path, name: str, folder: int) -> None:
     ):
         left = os.fstat(source.fileno()).st_size
         try:
-            # File systems that can share blocks do so here.
+            # File systems with reflinks, such as btrfs and XFS, share blocks here.
             while left:
                 done = os.copy_file_range(source.fileno(), target.fileno(), left)
                 if not done:
                     raise OSError(errno.EIO, "the file became shorter")
                 left -= done
-        except OSError:
+        except OSError:  # the kernel or the file system lacks copy_file_range
             source.seek(0)
             target.seek(0)
             shutil.copyfileobj(source, target)

@@ -1,11 +1,11 @@
-"""Receive and send files as raw bytes: the two commands with a channel of their own.
+"""Receive and send files as raw bytes, each command in its own SSH channel.
 
-No path of the other side is trusted: every part is checked, and folders are walked one by one
-without following symlinks. A bundle (all files of one manifest) is collected beside its final place
-in `.partial-NAME` and renamed in one step when every file is there; a file gets its name only after
-its bytes are hashed and fsynced. So an interrupted transfer keeps its finished files and no partial
-one, and the next transfer sends only the missing ones. What the node has under another name
-(agents/node/file_store.py) is not sent: the bundle gets a second name of it.
+Paths from the other side are not trusted: every component is checked, and folders are opened one by
+one without following symlinks. A bundle (all files of one manifest) is collected in `.partial-NAME`
+in its parent folder, and renamed in one step once it is complete; a file gets its name only after
+its bytes are hashed and fsynced. So an interrupted transfer keeps finished files and no partial
+ones, and the next transfer sends only missing files. Files that the node has already
+(agents/node/file_store.py) are not sent: the bundle gets hard links to them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from agents.state import Home, fsync_folder, identify, locked, take_lock
 
 ROOTS = ("models", "data", "runs", "artifacts", "wheels")
 KEPT_ROOTS = ("models", "data", "artifacts")
-"""Those whose files are kept in the store too; who deletes from the others does it by name."""
+"""Roots whose files are kept in the store, too; files of the others are deleted by name."""
 MAX_HEADER_BYTES = 16 << 20
 BLOCK_BYTES = 1 << 20
 MAX_PATH_CHARACTERS = 1024
@@ -41,16 +41,16 @@ LAYERS_PREFIX = ".layers-"
 
 
 def split_path(path: str, what: str) -> list[str]:
-    """Return the parts of a relative path that stays below where it starts.
+    """Return the components of a relative path that stays below its start.
 
     Raises:
-        ExpectedError: it is absolute, climbs with `..`, or has a part that is no plain name.
+        ExpectedError: the path is absolute, contains `..`, or has an unsafe component.
     """
     parts = path.split("/")
     if not path or len(path) > MAX_PATH_CHARACTERS or not all(map(_is_plain, parts)):
         raise ExpectedError(
             f"{what} {path[:120]!r} is not allowed.",
-            "Paths are relative, with `/` between plain names and no `..`",
+            "Use a relative path, with `/` between plain names and without `..`",
         )
     return parts
 
@@ -58,7 +58,7 @@ def split_path(path: str, what: str) -> list[str]:
 def _is_plain(part: str) -> bool:
     return (
         part not in ("", ".", "..")
-        and part.isprintable()  # hence no lone surrogates, which have no bytes
+        and part.isprintable()  # excludes lone surrogates, which cannot be encoded
         and len(os.fsencode(part)) <= 200
         and "\\" not in part
         and not part.startswith((".partial-", ".half-"))
@@ -66,10 +66,10 @@ def _is_plain(part: str) -> bool:
 
 
 def split_destination(destination: str) -> list[str]:
-    """Return the parts of a place below the agent's home where files may be stored.
+    """Return the components of a path below the agent's home where files may be stored.
 
     Raises:
-        ExpectedError: it is below none of `ROOTS`.
+        ExpectedError: it is not below one of `ROOTS`.
     """
     parts = split_path(destination, "The destination")
     if parts[0] not in ROOTS or len(parts) < 2:
@@ -83,18 +83,19 @@ def split_destination(destination: str) -> list[str]:
 def read_bundle_status(
     home: Home, destination: str, entries: tuple[FileEntry, ...]
 ) -> BundleStatus:
-    """Return which files of a bundle have to be sent, by presence and size.
+    """Return which files of a bundle must be sent, by presence and size.
 
-    It is complete once it has its name: files of the store may have to be placed in it first.
+    A bundle is complete only under its final name: files of the store may have to be added first.
 
     Raises:
         ExpectedError: a path is not allowed.
     """
     final = home.path.joinpath(*split_destination(destination))
+    # Checked here, too, so that nothing is sent that `receive` would refuse.
     if final.is_symlink():
         raise ExpectedError(f"{final} is a symbolic link, which is not followed.")
     base = final if final.is_dir() else _partial(final)
-    # Size is enough: a file gets its name only after its bytes were hashed.
+    # The size suffices, because a file gets its name only after its bytes were hashed.
     absent = [entry for entry in entries if not _has(base, entry)]
     store = FileStore(home.path)
     missing = tuple(e.path for e in absent if store.find(e.sha256, e.size_bytes) is None)
@@ -122,11 +123,11 @@ def _has(base: Path, entry: FileEntry) -> bool:
 
 
 def receive(home: Home, destination: str, source: BinaryIO) -> str:
-    """Store the files that `source` brings and return the folder; see the module docstring.
+    """Store the files from `source` and return the folder; see the module docstring.
 
     Raises:
-        ExpectedError: a path is not allowed, the bytes are not those announced, the disk is full,
-            the transfer broke off, or another one writes the same bundle.
+        ExpectedError: a path is not allowed, a hash differs, the disk is full, the transfer broke
+            off, or another transfer writes the same bundle.
     """
     parts = split_destination(destination)
     coming, manifest = _read_header(source)
@@ -134,13 +135,15 @@ def receive(home: Home, destination: str, source: BinaryIO) -> str:
     _require_room(home, coming)
     with _open_folder(home.path, parts[:-1]) as parent:
         busy = f"Another transfer writes {destination} on this node."
+        # Without a wait: the other transfer may take hours.
         with locked(final.with_name(f".partial-{final.name}.lock"), 0.0, busy):
             _refuse_link(final)
-            # A bundle that is whole may have lost files since; they are put back in place.
+            # A complete bundle may have lost files since; they are restored in place.
             base = final.name if final.exists() else _partial(final).name
             with _open_folder_at(parent, [base]) as folder:
                 for entry in coming:
                     _store(folder, entry, source)
+                    # At once, so that an interrupted transfer has its finished files in the store.
                     if parts[0] in KEPT_ROOTS:
                         _keep(home, final.with_name(base), entry)
                 _share(home, final.with_name(base), folder, manifest)
@@ -161,6 +164,7 @@ def _read_header(source: BinaryIO) -> tuple[list[FileEntry], list[FileEntry]]:
             f"The transfer cannot be read: {reason}. The file names, sizes and hashes come first.",
             "Try again",
         ) from error
+    # All paths are checked before anything is written.
     for entry in (*coming, *manifest):
         split_path(entry.path, "The file name")
     return coming, manifest
@@ -171,7 +175,7 @@ def _require_room(home: Home, coming: list[FileEntry]) -> None:
     free = shutil.disk_usage(home.path).free
     if needed > free:
         raise ExpectedError(
-            f"The disk of this node is too full: {needed / 1e9:.2f} GB are coming and "
+            f"The disk of this node is too full: {needed / 1e9:.2f} GB are needed and "
             f"{free / 1e9:.2f} GB are free in {home.path}.",
             "Free some space on this node and try again",
         )
@@ -194,13 +198,13 @@ def _open_folder(root: Path, parts: list[str]) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _open_folder_at(top: int, parts: list[str]) -> Iterator[int]:
-    """Open a folder below `top`, making what is missing and following no symlink."""
+    """Open a folder below `top`, creating missing folders and following no symlinks."""
     folder = os.dup(top)
     try:
         for part in parts:
             try:
                 with contextlib.suppress(FileExistsError):
-                    # Below the open parent, so that no folder above can become a symlink.
+                    # Relative to the open parent, which cannot be replaced by a symlink meanwhile.
                     os.mkdir(part, 0o700, dir_fd=folder)
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 deeper = os.open(part, flags, dir_fd=folder)
@@ -218,10 +222,10 @@ def _open_folder_at(top: int, parts: list[str]) -> Iterator[int]:
 
 
 def _store(folder: int, entry: FileEntry, source: BinaryIO) -> None:
-    """Write one file under a half name, check it, and give it its name."""
+    """Write one file under a temporary name, verify it, and rename it."""
     *inner, name = entry.path.split("/")
     with _open_folder_at(folder, inner) as place:
-        # The pid keeps it apart from the half file of a transfer that was killed.
+        # With the pid, so that it differs from the leftover of a killed transfer.
         half = f".half-{os.getpid()}"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -233,7 +237,7 @@ def _store(folder: int, entry: FileEntry, source: BinaryIO) -> None:
                 os.close(file)
             os.rename(half, name, src_dir_fd=place, dst_dir_fd=place)
             os.fsync(place)
-        # Whatever ends the transfer, also a signal, must leave no half file.
+        # BaseException: a signal that ends the transfer must not leave a partial file, either.
         except BaseException as error:
             with contextlib.suppress(OSError):
                 os.unlink(half, dir_fd=place)
@@ -250,13 +254,13 @@ def _copy(file: int, entry: FileEntry, source: BinaryIO) -> None:
         if not block:
             raise ExpectedError(
                 f"The transfer broke off in {entry.path}, {left} bytes before its end.",
-                "Start it again: what is complete is not sent twice",
+                "Start it again; complete files are not sent twice",
             )
         digest.update(block)
         left -= len(block)
         view = memoryview(block)
         while view:
-            # A write may be short, for example on a disk that is almost full.
+            # A write may be short, such as on a disk that is almost full.
             view = view[os.write(file, view) :]
     if digest.hexdigest() != entry.sha256:
         raise ExpectedError(
@@ -265,7 +269,7 @@ def _copy(file: int, entry: FileEntry, source: BinaryIO) -> None:
 
 
 def _share(home: Home, base: Path, folder: int, manifest: list[FileEntry]) -> None:
-    """Place in a bundle (`base`, open as `folder`) what it lacks and the store has.
+    """Place the stored files that a bundle (`base`, open as `folder`) lacks.
 
     Raises:
         ExpectedError: the disk refuses.
@@ -278,17 +282,18 @@ def _share(home: Home, base: Path, folder: int, manifest: list[FileEntry]) -> No
         try:
             with _open_folder_at(folder, inner) as place:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=place)  # one of another size
+                    os.unlink(name, dir_fd=place)  # a file of another size
                 store.place(entry.sha256, name, place)
                 os.fsync(place)
         except OSError as error:
             raise explain_os_error(error, f"storing {entry.path}") from error
+    # Checkpoints and wheels are deleted by name, so the store must not keep a second link.
     if base.relative_to(home.path).parts[0] not in KEPT_ROOTS:
         store.release(base)
 
 
 def _keep(home: Home, base: Path, entry: FileEntry) -> None:
-    """Give a file that has just arrived, and was verified, a name in the store."""
+    """Add a file that has just arrived and was verified to the store."""
     try:
         FileStore(home.path).adopt(entry.sha256, base / entry.path)
     except OSError as error:
@@ -296,12 +301,12 @@ def _keep(home: Home, base: Path, entry: FileEntry) -> None:
 
 
 def _finish(final: Path, base: str, manifest: list[FileEntry]) -> None:
-    """Give the bundle its final name if it is whole."""
+    """Rename the bundle to its final name if it is complete."""
     folder = final.with_name(base)
     missing = [entry.path for entry in manifest if not _has(folder, entry)]
     if missing:
         raise ExpectedError(
-            f"The bundle {final.name} is not whole: {len(missing)} files are missing, first "
+            f"The bundle {final.name} is incomplete: {len(missing)} files are missing, such as "
             f"{missing[0]}.",
             "Send the missing files",
         )
@@ -311,7 +316,7 @@ def _finish(final: Path, base: str, manifest: list[FileEntry]) -> None:
         fsync_folder(final.parent)
     except OSError as error:
         raise explain_os_error(error, f"renaming to {final}") from error
-    # While the lock is held: remove_abandoned takes a lock file for a running transfer.
+    # While the lock is held, because `remove_abandoned` mistakes a lock file for a transfer.
     final.with_name(f".partial-{final.name}.lock").unlink(missing_ok=True)
 
 
@@ -319,15 +324,15 @@ def _finish(final: Path, base: str, manifest: list[FileEntry]) -> None:
 
 
 def send(home: Home, path: str, out: BinaryIO) -> None:
-    """Write one line with the files' names, sizes and hashes, then their bytes.
+    """Write one line with names, sizes and hashes of the files, then their bytes.
 
     Raises:
-        ExpectedError: there is no such file, or one became shorter meanwhile (`out` ends early).
+        ExpectedError: the path does not exist, or a file was truncated meanwhile.
     """
     parts = split_destination(path)
     place = home.path.joinpath(*parts)
     base = place.parent if place.is_file() else place
-    # Hashed before the first byte goes out, because the header announces the hashes.
+    # Hashed before the first byte is sent, because the header contains the hashes.
     entries = [describe_file(base, file) for file in list_files(home, place)]
     if not entries:
         raise ExpectedError(f"There is nothing to send at {place} on this node.")
@@ -338,10 +343,10 @@ def send(home: Home, path: str, out: BinaryIO) -> None:
 
 
 def list_files(home: Home, place: Path) -> list[Path]:
-    """Return the regular files at or below `place`, which no symlink may lead to.
+    """Return the regular files at or below `place`, which must not be reached through a symlink.
 
     Raises:
-        ExpectedError: one is not an ordinary file, or a link leads out of `place`.
+        ExpectedError: a file is not a regular file, or a link leads out of `place`.
     """
     for folder in (place, *place.parents):
         if folder == home.path:
@@ -353,11 +358,11 @@ def list_files(home: Home, place: Path) -> list[Path]:
     try:
         return sorted(_walk_all(place))
     except OSError as error:
-        raise explain_os_error(error, f"looking through {place}") from error
+        raise explain_os_error(error, f"listing {place}") from error
 
 
 def _walk_all(place: Path) -> Iterator[Path]:
-    """Yield all files at and below a folder; unlike data, what is hidden is part of it."""
+    """Yield all files below a folder, including hidden ones, which data folders would skip."""
     for top, folders, names in os.walk(place):
         for name in (*folders, *names):
             require_own(Path(top, name), place)
@@ -368,7 +373,7 @@ def describe_file(base: Path, path: Path) -> FileEntry:
     """Return name, size and hash of one file.
 
     Raises:
-        ExpectedError: it cannot be read, or has a name that cannot be sent.
+        ExpectedError: the file cannot be read, or its name cannot be sent.
     """
     name = path.relative_to(base).as_posix()
     split_path(name, "The file name")
@@ -377,7 +382,7 @@ def describe_file(base: Path, path: Path) -> FileEntry:
         with open_regular(path, base) as file:
             while block := file.read(BLOCK_BYTES):
                 digest.update(block)
-            size = file.tell()
+            size = file.tell()  # the bytes hashed, even if the file grows meanwhile
     except OSError as error:
         raise explain_os_error(error, f"reading {path}") from error
     return FileEntry(path=name, size_bytes=size, sha256=digest.hexdigest())
@@ -389,20 +394,20 @@ def _send_file(base: Path, entry: FileEntry, out: BinaryIO) -> None:
         while left:
             block: Any = file.read(min(left, BLOCK_BYTES))
             if not block:
-                raise ExpectedError(f"{path} became shorter while it was sent.", "Try again")
+                raise ExpectedError(f"{path} was truncated while it was sent.", "Try again")
             out.write(block)
             left -= len(block)
 
 
 def remove_layers(destination: Path) -> None:
-    """Remove layers that jobs have left beside their destination.
+    """Remove the finished layers of interrupted jobs with this destination.
 
-    Folders of running jobs stay: those hold a lock.
+    Folders of running jobs are locked and stay.
     """
     for path in destination.parent.glob(f"{LAYERS_PREFIX}*"):
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            # The kernel freed the lock of a job that was killed, so no pid has to be checked.
+            # The kernel frees the lock of a killed job, so no pid has to be checked.
             if take_lock(held, 0.0):
                 shutil.rmtree(path, ignore_errors=True)
         finally:
@@ -411,10 +416,10 @@ def remove_layers(destination: Path) -> None:
 
 @contextlib.contextmanager
 def job_folder(home: Home) -> Iterator[Path]:
-    """Yield a folder for the files of a job, which is removed after the block.
+    """Yield a folder for the files of a job; it is removed after the block.
 
     Raises:
-        ExpectedError: the disk is full or may not be written.
+        ExpectedError: the disk is full or read-only.
     """
     try:
         made = tempfile.mkdtemp(prefix=_JOB_PREFIX, suffix=f"-{os.getpid()}", dir=home.path)
@@ -438,9 +443,9 @@ def remove_half_made(home: Home) -> None:
 
 
 def remove_abandoned(destination: Path) -> None:
-    """Remove partial results of killed jobs beside a destination.
+    """Remove partial results of killed jobs in the folder of a destination.
 
-    Bundles that are being received there stay: a lock file lies beside them.
+    Bundles that are being received there have a lock file and stay.
     """
     _remove_abandoned_in(destination.parent)
 
@@ -448,7 +453,7 @@ def remove_abandoned(destination: Path) -> None:
 def _remove_abandoned_in(folder: Path) -> None:
     for kind in ("partial", "deleted"):
         found = folder.glob(f".{kind}-*-*")
-        # The name of a bundle may itself end with digits, which would then pass for a pid.
+        # The name of a bundle may itself end in digits, which would look like a pid.
         _remove_of_the_dead(
             path for path in found if not path.with_name(f"{path.name}.lock").exists()
         )
@@ -458,6 +463,6 @@ def _remove_of_the_dead(paths: Iterable[Path]) -> None:
     """Remove folders whose names end with the pid of a process that no longer runs."""
     for path in paths:
         pid = path.name.rpartition("-")[2]
-        # A reused pid merely keeps the folder until a later start.
+        # If the pid was reused, the folder stays until a later start.
         if pid.isdecimal() and identify(int(pid)) is None:
             shutil.rmtree(path, ignore_errors=True)

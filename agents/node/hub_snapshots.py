@@ -1,8 +1,8 @@
-"""Models of the Hugging Face hub's cache as folders of the agent, and the other way round.
+"""Share models of the Hugging Face cache between nodes.
 
-A snapshot in the cache of one node becomes a folder of hard links below `models`, which is copied
-to other nodes like any folder; there it is shown in their caches, again by hard links. So the
-hub's tools find what they would have fetched, and nothing is on a disk twice.
+A snapshot in the cache of one node is exported as a folder of hard links below `models`, which is
+copied to other nodes like any folder, and imported into their caches, again by hard links. So the
+hub's tools find the files that they would have downloaded, and no file is stored twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agents.state import Home
 
 
 def offer_snapshot(home: Home, model: str, snapshot: HubSnapshot, destination: str) -> None:
-    """Make `destination`, below the agent's home, the folder of a snapshot in the cache.
+    """Export a cached snapshot as the folder `destination` below the agent's home.
 
     Raises:
         ExpectedError: the snapshot is gone, or the disk refuses.
@@ -31,7 +31,9 @@ def offer_snapshot(home: Home, model: str, snapshot: HubSnapshot, destination: s
     folder = find_snapshot(model, os.environ)
     target = home.path.joinpath(*split_destination(destination))
     if folder is None or folder.name != snapshot.revision:
-        raise ExpectedError(f"The cache of this node no longer has {model} as it was.", "Try again")
+        raise ExpectedError(
+            f"The snapshot of {model} in this node's cache has changed.", "Try again"
+        )
     try:
         for file in snapshot.files:
             _give_name((folder / file.path).resolve(strict=True), target / file.path)
@@ -40,10 +42,10 @@ def offer_snapshot(home: Home, model: str, snapshot: HubSnapshot, destination: s
 
 
 def show_snapshot(home: Home, model: str, snapshot: HubSnapshot, source: str) -> None:
-    """Show the folder `source`, below the agent's home, as a snapshot in the hub's cache.
+    """Import the folder `source` below the agent's home into the hub's cache as a snapshot.
 
     Raises:
-        ExpectedError: a file is missing, or the disk refuses.
+        ExpectedError: a file is missing or wrong, or the disk refuses.
     """
     folder = home.path.joinpath(*split_destination(source))
     repository = hub_cache(os.environ) / f"models--{model.replace('/', '--')}"
@@ -54,9 +56,10 @@ def show_snapshot(home: Home, model: str, snapshot: HubSnapshot, source: str) ->
             _give_name(folder / file.path, repository / "blobs" / file.blob)
             link = place / file.path
             link.parent.mkdir(parents=True, exist_ok=True)
+            # A relative link, like those of the hub's tools: the cache may be moved.
             with contextlib.suppress(FileExistsError):
                 link.symlink_to(os.path.relpath(repository / "blobs" / file.blob, link.parent))
-        # Last: until then the cache has no revision of that name.
+        # Last, because the ref makes the revision visible to the hub's tools.
         (repository / "refs").mkdir(exist_ok=True)
         half = repository / "refs" / f".main.{os.getpid()}"
         half.write_text(snapshot.revision, encoding="ascii")
@@ -66,15 +69,16 @@ def show_snapshot(home: Home, model: str, snapshot: HubSnapshot, source: str) ->
 
 
 def _require_blob(home: Home, path: Path, blob: str) -> None:
-    """Check that a file is what the hub calls `blob`.
+    """Check that a file has the content that the hub calls `blob`.
 
     Raises:
-        ExpectedError: it is something else.
+        ExpectedError: it has other content.
         OSError: it cannot be read.
     """
     size_bytes = path.stat().st_size
+    # Blobs of large files (LFS) are named by SHA-256, other files by git's SHA-1.
     if len(blob) == DIGEST_CHARACTERS:
-        # What the store has under that hash was verified when it arrived.
+        # A stored file was verified when it arrived.
         stored = FileStore(home.path).find(blob, size_bytes)
         if stored is not None and stored.samefile(path):
             return
@@ -86,13 +90,13 @@ def _require_blob(home: Home, path: Path, blob: str) -> None:
             digest.update(block)
     if digest.hexdigest() != blob:
         raise ExpectedError(
-            f"{path} is not the file of the hub that it is said to be.",
-            "Fetch the model again on the node that gave it",
+            f"{path} differs from the file on the hub.",
+            "Download the model again on the node that sent it",
         )
 
 
 def _give_name(source: Path, target: Path) -> None:
-    """Make `target` a hard link to a file, else a copy; one that is there stays."""
+    """Make `target` a hard link to a file, else a copy, unless it exists."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if target.exists():
         return

@@ -1,8 +1,7 @@
-"""Keep the hub token on a node, in the file of the hub's own tools, so that every download finds
-it.
+"""Store the hub token on a node, in the file of the hub's own tools, so that all downloads use it.
 
-A token of the user's own is left alone. A digest is enough to compare tokens, so the token itself
-travels only to be kept. It is never logged, nor part of an answer.
+A token that the user has stored is not replaced. Tokens are compared by digest, so the token itself
+is sent only to be stored. It is never logged or part of an answer.
 https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
 """
 
@@ -17,7 +16,7 @@ from agents.state import write_bytes
 
 
 def find_token(environ: Mapping[str, str], digest: str) -> NodeTokenPlace:
-    """Return whether this node has a token, and whether its digest is this one."""
+    """Return whether this node has a token, and whether it has this digest."""
     token = read_token(environ)
     if not token:
         return "none"
@@ -25,10 +24,10 @@ def find_token(environ: Mapping[str, str], digest: str) -> NodeTokenPlace:
 
 
 def keep_token(environ: Mapping[str, str], token: str) -> NodeTokenPlace:
-    """Keep a token, unless there is one already.
+    """Store a token unless the node has one already.
 
     Raises:
-        ExpectedError: the disk is full or may not be written.
+        ExpectedError: the disk is full or read-only.
     """
     place = find_token(environ, digest_of(token))
     if place != "none":
@@ -43,13 +42,13 @@ def keep_token(environ: Mapping[str, str], token: str) -> NodeTokenPlace:
 
 
 def forget_token(environ: Mapping[str, str], digest: str) -> NodeTokenPlace:
-    """Delete the token with that digest; any other stays.
+    """Delete the token if it has this digest.
 
     Raises:
-        ExpectedError: it may not be deleted.
+        ExpectedError: it cannot be deleted.
     """
     path = token_path(environ)
-    # The user may have logged in with another token since; that one is theirs.
+    # The user may have logged in with another token since, which must stay.
     if digest_of(read_file(path)) == digest:
         try:
             path.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""What building environments has left on this node, what needs it, and deleting the rest.
+"""List the files that builds of environments left on this node, and delete unneeded ones.
 
-Environments and their wheels are gigabytes each, and every new lock brings more. An environment is
-needed while training is set up to use it, by an attempt that is not over, and for a while after
-that, because the nodes of a lost run start the next attempt with the same interpreter.
+Environments and their wheels are gigabytes each, and each new lock adds more. An environment is
+needed while training is set up to use it, while an attempt runs, and for a while after that,
+because the nodes of a lost run start the next attempt with the same interpreter.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over
 from agents.supervisor.leases import is_any_held
 
 RECOVERY_S = 2 * 3600.0
-"""Time after the end of an attempt in which its run may be recovered here, in seconds."""
+"""Time after the end of an attempt during which nodes may recover its run, in seconds."""
 
 
 def list_kept(home: Home) -> tuple[KeptItem, ...]:
-    """Return all that building has left here, the largest first."""
+    """Return all results of builds on this node, largest first."""
     needs = _needs(home)
     found = [
         KeptItem(
@@ -44,17 +44,18 @@ def list_kept(home: Home) -> tuple[KeptItem, ...]:
 
 
 def prune(home: Home, names: Sequence[str]) -> int:
-    """Delete items by name; return the bytes that this frees.
+    """Delete items by name; return the bytes freed.
 
     Raises:
-        ExpectedError: one is needed by now, or in use.
+        ExpectedError: an item is needed or in use by now.
     """
     folders = {_name(kind, folder): folder for kind, folder in _folders(home)}
     freed = 0
     for name in names:
         folder = folders.get(name)
-        if folder is None:  # somebody else has deleted it
+        if folder is None:  # another master has deleted it
             continue
+        # Read again for each item: deleting gigabytes takes long enough for a run to start.
         needs = _needs(home)
         if name in needs:
             raise ExpectedError(f"{name} is not deleted: {needs[name]} needs it by now.")
@@ -79,7 +80,7 @@ def _folders(home: Home) -> Iterator[tuple[KeptKind, Path]]:
 
 def _inside(place: Path) -> Iterator[Path]:
     if place.is_dir():
-        yield from (one for one in sorted(place.iterdir()) if one.is_dir() and not one.is_symlink())
+        yield from (f for f in sorted(place.iterdir()) if f.is_dir() and not f.is_symlink())
 
 
 def _name(kind: KeptKind, folder: Path) -> str:
@@ -87,7 +88,7 @@ def _name(kind: KeptKind, folder: Path) -> str:
 
 
 def _needs(home: Home) -> dict[str, str]:
-    """Return what needs an item, by its name."""
+    """Return the user of each needed item, by item name."""
     needs: dict[str, str] = {}
     used = [(python, f"run {attempt.run_id}") for attempt, python in _recent_attempts(home)]
     adopted = read_adopted(home)
@@ -96,20 +97,22 @@ def _needs(home: Home) -> dict[str, str]:
     for python, user in used:
         environment = Path(python).parent.parent
         if environment.parent != home.environments:
-            continue
+            continue  # the user's own interpreter
         needs[_name("environment", environment)] = user
         wheels = home.path / STORE / read_marker(environment).wheels
+        # Nodes that are set up later copy wheels from this node instead of downloading them.
         needs[_name("wheels", wheels)] = "other nodes, which get them from here"
+        # The environment's python is a link to the interpreter on which it was built.
         base = (environment / "bin" / "python").resolve()
         if (home.path / PYTHONS) in base.parents:
             brought = base.relative_to(home.path / PYTHONS).parts[0]
             needs[_name("python", home.path / PYTHONS / brought)] = user
     if any(is_locked(lock) for lock in (home.path / STORE).glob(f"{PARTIAL}*.lock")):
-        needs[_name("downloads", home.path / STORE / HALVES)] = "a set-up that fetches now"
+        needs[_name("downloads", home.path / STORE / HALVES)] = "a set-up that is downloading"
     if is_any_held(home):
         for kind, folder in _folders(home):
             if kind == "packages":
-                needs[_name(kind, folder)] = "the work that runs now"
+                needs[_name(kind, folder)] = "work that is running"
     return needs
 
 
@@ -130,17 +133,19 @@ def _recent_attempts(home: Home) -> Iterator[tuple[AttemptFolder, str]]:
 
 
 def _age_s(folder: Path) -> float:
+    # By the newest file, because the folder's own mtime does not change with its files.
     written = [file.stat().st_mtime for file in folder.iterdir()]
     return time.time() - max(written, default=0.0)
 
 
 def _delete(folder: Path) -> int:
-    """Delete a folder, the marker of a whole environment first; return the bytes of it."""
+    """Delete a folder; return the bytes freed."""
     size = freed_bytes(folder)
     busy = f"{folder} is not deleted: it is being written."
     lock = folder.with_name(f"{folder.name}.lock")
     with locked(lock, 1.0, busy):
         try:
+            # First, so that an interrupted deletion leaves no environment that looks complete.
             (folder / COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(folder)
         except OSError as error:

@@ -1,11 +1,11 @@
 """A checkpoint's `manifest.json`: a list of its files, and a hash over the manifest itself.
 
-The files are proved by the hashes in the manifest, so the manifest needs one of its own: a changed
-character in the hash of the training data would otherwise look like changed training data. Its last
-field, `sha256`, is the hash of all bytes before that field, so that any byte that changes is found.
+The hashes in the manifest verify the files, so the manifest itself needs one, too: otherwise a
+changed character in the hash of the training data would look like changed training data. Its last
+field, `sha256`, is the hash of all bytes before it, so that any changed byte is detected.
 
-Earlier versions wrote the fields in `_UNSEALED` alone. A manifest with any other field has to be
-sealed, so that a damaged name of the last field is found, too.
+Earlier versions wrote only the fields in `_UNSEALED`, without a seal. A manifest with any other
+field must be sealed, so that a damaged name of the last field is detected, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from agents.contract.run_layout import MANIFEST_FILE
 from agents.contract.wire import WireError
 from agents.shared.files.folder_files import read_regular
 
+# Fixed: new fields require a seal.
 _UNSEALED = {
     "run_id",
     "attempt",
@@ -41,6 +42,7 @@ def write_manifest(folder: Path, fields: dict[str, Any]) -> Path:
     Raises:
         OSError: the disk is full or refuses.
     """
+    # The seal is added as text, because it covers the exact bytes before it.
     head = json.dumps(fields, indent=1).removesuffix("\n}").encode("ascii")
     seal = f',\n "sha256": "{hashlib.sha256(head).hexdigest()}"\n}}'
     path = folder / MANIFEST_FILE
@@ -52,7 +54,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the fields of a checkpoint's manifest, without its own hash.
 
     Raises:
-        WireError: it is missing, no JSON object, or not what was written.
+        WireError: the manifest is missing, not a JSON object, or damaged.
     """
     try:
         data = read_regular(folder / MANIFEST_FILE, folder)

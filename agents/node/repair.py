@@ -1,7 +1,7 @@
-"""Preview, apply and undo repairs of this node, one step after the other, with a record of each.
+"""Preview, apply and undo repairs of this node step by step, with a record of each step.
 
-A failed step ends a repair; what was done before it stays, is recorded, and can be undone. Undoing
-goes backwards. A file that is no longer as we left it is not touched, and the record says so.
+A failed step ends a repair; earlier steps stay, are recorded, and can be undone. Steps are undone
+in reverse order. A file that was changed after the repair is not touched, and the record says so.
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ from agents.node.edited_file import FileState, HiddenFile, hash_text, read_file,
 from agents.state import Home
 
 Say = Callable[[str], None]
-"""Called with each sentence about the work, and each line that a command prints."""
+"""Callback for each message about the work and each line of a command's output."""
 _PROBE_S = 20.0
 _MAX_OUTPUT_CHARACTERS = 8000
 
 
 class _StepFailed(Exception):
-    """A step did not do its work; `args[0]` says why, in a sentence."""
+    """Raised when a step fails; `args[0]` is the message."""
 
 
 def preview(steps: Sequence[RepairStep], admin: Administrator) -> RepairPreview:
-    """Return what the steps would do now; changes nothing and asks for no password."""
+    """Return the effect of the steps; changes nothing and needs no password."""
     return RepairPreview(steps=tuple(_preview(step, admin) for step in steps), admin=admin.way)
 
 
 def apply(home: Home, order: RepairOrder, admin: Administrator, say: Say) -> Change:
-    """Apply a repair and return its record; the record has the problem if a step failed.
+    """Apply a repair and return its record, which names the problem if a step failed.
 
     Raises:
-        ExpectedError: nothing was changed: another repair is being applied, or an administrator is
-            needed and cannot be had.
+        ExpectedError: nothing was changed, because another repair is being applied or administrator
+            rights are required and not available.
     """
     log = ChangeLog(home)
     with log.owned():
+        # Before the first step, so that a wrong password changes nothing.
         if any(step.as_root for step in order.steps):
             admin.require()
         change = Change(
@@ -68,27 +69,27 @@ def apply(home: Home, order: RepairOrder, admin: Administrator, say: Say) -> Cha
 
 
 def undo(home: Home, order: UndoOrder, admin: Administrator, say: Say) -> list[Change]:
-    """Take changes back, the newest first, and return their records.
+    """Undo changes, newest first, and return their records.
 
     Raises:
-        ExpectedError: nothing was changed: there is no such change, another repair is being
-            applied, or an administrator is needed and cannot be had.
+        ExpectedError: nothing was changed, because the change does not exist, another repair is
+            being applied, or administrator rights are required and not available.
     """
     log = ChangeLog(home)
     with log.owned():
-        known = [one for one in log.all() if one.undone_s is None and one.did_something]
+        known = [change for change in log.all() if change.undone_s is None and change.did_something]
         wanted = [log.require(number) for number in order.numbers]
-        chosen = [one for one in known if (one in wanted if wanted else one.has_undo_left)]
-        steps = [one.step for change in chosen for one in change.steps]
-        # A step that only stays needs no rights.
+        chosen = [c for c in known if (c in wanted if wanted else c.has_undo_left)]
+        steps = [made.step for change in chosen for made in change.steps]
+        # A step that cannot be undone needs no rights.
         if any(step.as_root and (step.undo or step.edit) for step in steps):
             admin.require()
-        newest_first = sorted(chosen, key=lambda one: -one.number)
+        newest_first = sorted(chosen, key=lambda change: -change.number)
         return [_Undoing(home, log, change, admin, say).run() for change in newest_first]
 
 
 class _Work:
-    """A change that is being applied or taken back, each step noted in the log."""
+    """A change that is being applied or undone, with each step recorded in the log."""
 
     def __init__(
         self, home: Home, log: ChangeLog, change: Change, admin: Administrator, say: Say
@@ -111,7 +112,7 @@ class _Applying(_Work):
         for index, sha256 in enumerate(expected):
             try:
                 self._take_step(index, sha256)
-            # A program around a file, such as sudo's helpers, may hang as well.
+            # TimeoutError, because the commands that read and write a file may hang as well.
             except (_StepFailed, ExpectedError, TimeoutError) as error:
                 hint = getattr(error, "hint", "")
                 problem = f"{error.args[0]} {hint}".strip()
@@ -131,6 +132,7 @@ class _Applying(_Work):
         if step.edit is not None:
             self._edit(index, step, step.edit, sha256)
             return
+        # Recorded before the command: an interrupted step counts as possibly done.
         self._note(index, state="running")
         code, output = _run(self._admin, step.run, step, self._say)
         self._note(index, exit_code=code, output=output)
@@ -139,18 +141,20 @@ class _Applying(_Work):
         self._note(index, state="done")
 
     def _edit(self, index: int, step: RepairStep, edit: FileEdit, sha256: str) -> None:
+        # A link stays a link: its target is edited.
         path = os.path.realpath(edit.path)
         before = read_file(path, self._admin if step.as_root else None)
+        # The user has approved an edit of the text with this hash.
         if sha256 and before.sha256 != sha256:
             raise ExpectedError(
                 f"{path} has changed since it was shown; it was left alone.",
-                "Look at the change again, then apply it",
+                "Review the change again, then apply it",
             )
         text = edit.apply_to(before.text)
         if text == before.text:
             self._note(index, state="in place")
             return
-        # Stored before the file is written: an interrupted edit can be undone.
+        # Recorded before the file is written, so that an interrupted edit can be undone.
         self._note(
             index,
             state="running",
@@ -168,7 +172,7 @@ class _Applying(_Work):
         code, output = _run(self._admin, edit.activate, step, self._say)
         self._note(index, exit_code=code, output=output)
         if code:
-            # A file that its program refuses must not stay: the next start would fail.
+            # A file that its program rejects must not stay, or the program's next start would fail.
             now = read_file(path, self._admin if step.as_root else None)
             write_file(path, before, now, self._admin, self._home, as_root=step.as_root)
             _run(self._admin, edit.activate, step, self._say)
@@ -181,19 +185,19 @@ class _Undoing(_Work):
         self._change = replace(self._change, undo_problem="")
         problems = []
         for index in reversed(range(len(self._change.steps))):
-            one = self._change.steps[index]
-            if one.state not in ("done", "running") or one.undone == "yes":
+            made = self._change.steps[index]
+            if made.state not in ("done", "running") or made.undone == "yes":
                 continue
             try:
-                problem = self._take_back(index, one)
+                problem = self._take_back(index, made)
             except (_StepFailed, ExpectedError, TimeoutError) as error:
-                # What follows may need it: a disk is not freed while it is in use.
+                # Earlier steps may depend on this one: a disk in use must not be removed.
                 problems.append(str(error.args[0]))
                 self._note(index, undone="failed", undo_output=str(error.args[0]))
                 break
             problems += [problem] if problem else []
-        # What can never be taken back does not keep the rest from being over.
-        states = {one.undone for one in self._change.steps}
+        # Steps that cannot be undone do not prevent the change from counting as undone.
+        states = {made.undone for made in self._change.steps}
         is_over = "failed" not in states and bool(states & {"yes", "not needed"})
         self._change = replace(
             self._change,
@@ -203,19 +207,19 @@ class _Undoing(_Work):
         self._log.save(self._change)
         return self._change
 
-    def _take_back(self, index: int, one: ChangeStep) -> str:
-        """Undo one step; return what stays, in a sentence; empty: nothing."""
-        step = one.step
+    def _take_back(self, index: int, made: ChangeStep) -> str:
+        """Undo one step; return a message if it cannot be undone, else an empty string."""
+        step = made.step
         if step.edit is not None:
-            self._say(f"Put back {one.path} ...")
-            self._put_back(one, step.edit)
+            self._say(f"Put back {made.path} ...")
+            self._put_back(made, step.edit)
         elif step.undo:
             self._say(f"Undo: {step.says} ...")
             code, output = _run(self._admin, step.undo, step, self._say)
             self._note(index, undo_output=output)
             if code:
                 raise _StepFailed(f"Undoing '{step.says}': {_last_words(code, output)}.")
-        elif step.undo_note:
+        elif step.undo_note:  # the note says why nothing is left to undo
             self._note(index, undone="not needed")
             return ""
         else:
@@ -224,27 +228,29 @@ class _Undoing(_Work):
         self._note(index, undone="yes")
         return ""
 
-    def _put_back(self, one: ChangeStep, edit: FileEdit) -> None:
-        step = one.step
-        now = read_file(one.path, self._admin if step.as_root else None)
-        if now.text != one.before:
-            if one.after is None or now.sha256 != hash_text(one.after):
-                raise ExpectedError(f"{one.path} was changed after this repair; it was left alone.")
-            old = FileState(text=one.before, mode=one.mode, owner=one.owner, group=one.group)
-            write_file(one.path, old, now, self._admin, self._home, as_root=step.as_root)
+    def _put_back(self, made: ChangeStep, edit: FileEdit) -> None:
+        step, path = made.step, made.path
+        now = read_file(path, self._admin if step.as_root else None)
+        # An interrupted edit may not have changed the file; then nothing is written.
+        if now.text != made.before:
+            if made.after is None or now.sha256 != hash_text(made.after):
+                raise ExpectedError(f"{path} was changed after this repair; it was left alone.")
+            old = FileState(text=made.before, mode=made.mode, owner=made.owner, group=made.group)
+            write_file(path, old, now, self._admin, self._home, as_root=step.as_root)
         code, output = _run(self._admin, edit.activate, step, self._say)
         if code:
-            raise _StepFailed(f"{one.path} is as it was, but: {_last_words(code, output)}.")
+            raise _StepFailed(f"{path} is as it was, but: {_last_words(code, output)}.")
 
 
 def _owner_of(before: FileState, step: RepairStep) -> tuple[int, int]:
-    """Return owner and group of the new file: those of the old one, else root's or ours."""
+    """Return owner and group for the new file: those of the old one, else of root or this user."""
     if before.text is not None:
         return before.owner, before.group
     return (0, 0) if step.as_root else (os.geteuid(), os.getegid())
 
 
 def _preview(step: RepairStep, admin: Administrator) -> StepPreview:
+    # A preview must not ask for a password.
     may_ask = admin.way in ("root", "passwordless")
     if step.done is not None:
         if step.done.as_root and not may_ask:
@@ -276,12 +282,13 @@ def _is_in_place(probe: Probe, admin: Administrator, *, ask_root: bool) -> bool:
         code, lines = admin.run(probe.argv, as_root=probe.as_root and ask_root, timeout_s=_PROBE_S)
     except (ExpectedError, TimeoutError):
         return False
+    # The whole output must match: a part of it could appear in an error message.
     return code == 0 and re.fullmatch(probe.shows, "\n".join(lines).strip()) is not None
 
 
 def _run(admin: Administrator, argv: Sequence[str], step: RepairStep, say: Say) -> tuple[int, str]:
-    """Run a command of a step; return its exit code and output; no command: 0 and nothing."""
-    if not argv:
+    """Run a command of a step; return its exit code and output."""
+    if not argv:  # an edit may need no activation
         return 0, ""
     try:
         code, lines = admin.run(

@@ -1,11 +1,11 @@
-"""The agent's `repair` command: apply or undo repairs, on a channel of its own.
+"""The agent's `repair` command: apply or undo repairs, in its own SSH channel.
 
-On stdin come the work, as a line of JSON, and a line with sudo's password, which may be empty. On
-stdout go lines of JSON: `said` while it works, then `changes` or `failed`. The password has this
-channel to itself, because messages of the agent's connection are quoted in errors.
+Stdin has the work as a line of JSON, and a line with the password for sudo, which may be empty.
+Stdout has lines of JSON: `said` during the work, then `changes` or `failed`. The password is not
+sent over the agent's connection, because errors quote its messages.
 
-The work is done by a child in a session of its own: a package that is being installed must not be
-broken off because the connection is. Its record is on disk, whoever listens.
+A child in its own session does the work, so that a lost connection does not interrupt the
+installation of a package. The record is on disk even if no master is connected at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_SAID_CHARACTERS = 500
 
 
 def repair(source: BinaryIO) -> int:
-    """Do the work that comes on `source`; return the exit code."""
+    """Do the work described on `source`; return the exit code."""
     try:
         home = open_home()
         work = from_wire(RepairWork, parse_json(source.readline(MAX_LINE_BYTES)))
@@ -40,6 +40,7 @@ def repair(source: BinaryIO) -> int:
     except WireError as error:
         return _fail(RepairFailure(message=f"The work cannot be read: {error}."))
     password = source.readline(_MAX_PASSWORD_BYTES).rstrip(b"\r\n")
+    # The parent waits for the exit code; if it is killed with the connection, the child continues.
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -48,7 +49,7 @@ def repair(source: BinaryIO) -> int:
     try:
         code = _work(home, work, password)
     finally:
-        os._exit(code)
+        os._exit(code)  # without the exit handlers of the parent
 
 
 def _work(home: Home, work: RepairWork, password: bytes) -> int:
@@ -64,10 +65,10 @@ def _work(home: Home, work: RepairWork, password: bytes) -> int:
         )
     except ExpectedError as error:
         return _fail(RepairFailure(message=error.message, hint=error.hint))
-    except Exception as error:  # noqa: BLE001 - the edge: a program of ours ends here
-        _tell({"bug": format_trace(error)})
+    except Exception as error:  # noqa: BLE001 - the edge: the process ends here
+        _send({"bug": format_trace(error)})
         return 1
-    _tell({"changes": to_wire(changes)})
+    _send({"changes": to_wire(changes)})
     return 0
 
 
@@ -78,17 +79,17 @@ def _change(home: Home, work: RepairWork, admin: Administrator) -> list[Change]:
 
 
 def _fail(failure: RepairFailure) -> int:
-    _tell({"failed": to_wire(failure)})
+    _send({"failed": to_wire(failure)})
     return 1
 
 
 def _say(text: str) -> None:
-    _tell({"said": text[:_MAX_SAID_CHARACTERS]})
+    _send({"said": text[:_MAX_SAID_CHARACTERS]})
 
 
-def _tell(value: dict[str, Any]) -> None:
+def _send(value: dict[str, Any]) -> None:
     try:
         sys.stdout.write(json.dumps(value) + "\n")
         sys.stdout.flush()
     except OSError:
-        pass  # nobody listens any more; the record is on disk
+        pass  # the connection is gone; the record is on disk

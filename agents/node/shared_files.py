@@ -1,7 +1,7 @@
-"""Find files of a run on a share that this node has mounted, and prove them by their content.
+"""Find files of a run on a share that this node has mounted, and verify their content.
 
-A server that is gone can hold a read for ever, and no signal ends that. So this is a program of its
-own, whose main thread only watches: it answers for what does not answer, and ends.
+A read from a lost file server may block forever, and no signal ends it. So this is a separate
+program whose main thread only watches: after a silence, it answers for the blocked thread and ends.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from agents.shared.files.folder_files import ForeignFile, list_own, open_regular
 from agents.state import Home, read_json
 
 SILENCE_S = 30.0
-"""Time without a byte after which a server counts as gone, in seconds."""
-_LOOK_S = 0.05
-_TELL_S = 2.0
+"""Time without a byte after which a server counts as lost, in seconds."""
+_POLL_S = 0.05
+_REPORT_S = 2.0
 _HASHES = "hashes"
 
 
 @dataclass
 class Search:
-    """What the searching thread has done so far; the watching one reads it."""
+    """Progress of the searching thread, read by the watching thread."""
 
     answers: list[PlaceAnswer] = field(default_factory=list)
     folder: str = ""
-    """Folder that it looks through."""
+    """Folder that is being searched."""
     num_read_bytes: int = 0
     moved_s: float = field(default_factory=time.monotonic)
-    """Monotonic time of its last sign of life, in seconds."""
+    """Monotonic time of the last progress, in seconds."""
 
     def enter(self, folder: str) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class Search:
 
 
 def find_shared(home: Home, job: Path, silence_s: float = SILENCE_S) -> None:
-    """Print the answers to the queries in a file as one line of JSON, after lines of progress."""
+    """Print lines of progress, then the answers to the queries in a file, as lines of JSON."""
     queries = from_wire(PlaceQueries, read_json(job), "job").queries
     search = Search()
 
@@ -64,13 +64,14 @@ def find_shared(home: Home, job: Path, silence_s: float = SILENCE_S) -> None:
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
-    told_s = time.monotonic()
+    reported_s = time.monotonic()
     while worker.is_alive() and time.monotonic() - search.moved_s < silence_s:
-        worker.join(_LOOK_S)
-        if time.monotonic() - told_s >= _TELL_S and search.num_read_bytes:
-            told_s = time.monotonic()
+        worker.join(_POLL_S)
+        if time.monotonic() - reported_s >= _REPORT_S and search.num_read_bytes:
+            reported_s = time.monotonic()
             read_gb = search.num_read_bytes / 1e9
             _say("progress", message=f"comparing {search.folder}: {read_gb:.1f} GB read")
+    # Queries after the blocked one get the same answer: their server may be lost, too.
     answers = search.answers[:]
     silent = f"{search.folder} does not answer: nothing was read in {silence_s:.0f} s"
     answers += [PlaceAnswer(problem=silent)] * (len(queries) - len(answers))
@@ -82,9 +83,9 @@ def _say(kind: str, **fields: object) -> None:
 
 
 def find_place(home: Home, query: PlaceQuery, search: Search) -> PlaceAnswer:
-    """Return where this node has the files of the query, as is proved by their hashes."""
+    """Return the place on this node with the files of the query, verified by their hashes."""
     problem = ""
-    # Entered first: following links may already ask a server that is gone.
+    # Set first, because resolving links may already block on a lost server.
     search.enter(query.paths[0] if query.paths else query.share.label if query.share else "")
     for folder in guess_folders(query, read_mounts(), os.path.realpath):
         search.enter(folder)
@@ -100,56 +101,57 @@ def find_place(home: Home, query: PlaceQuery, search: Search) -> PlaceAnswer:
             found = f"{error.filename or folder} cannot be read: {error.strerror or error}"
         if not found:
             path = folder if query.member is None else f"{folder}/{query.member}"
-            # Asked again: looking may have mounted it.
+            # The mounts are read again: an automounter may have mounted the share meanwhile.
             share = find_share(os.path.realpath(folder), read_mounts())
             return PlaceAnswer(path=path, share=share.label if share is not None else folder)
-        problem = problem or found
+        problem = problem or found  # the first guess is the likeliest, so its problem is reported
     return PlaceAnswer(problem=problem)
 
 
-def compare(folder: Path, query: PlaceQuery, memory: Path, tell: Callable[[int], None]) -> str:
-    """Return how a folder differs from what the master has, or "" where it does not.
+def compare(folder: Path, query: PlaceQuery, memory: Path, on_read: Callable[[int], None]) -> str:
+    """Return the first difference between a folder and the master's files, or an empty string.
 
-    Links are followed as in any folder of strangers, and only files that would be used count.
+    Links must stay within the folder, and only files that training would use count.
 
     Args:
-        folder: on this node.
-        query: what the master has.
-        memory: folder of the hashes of files that have not changed since they were read.
-        tell: gets the number of bytes of each block that is read.
+        folder: folder on this node.
+        query: description of the master's files.
+        memory: folder of cached hashes.
+        on_read: called with the size of each block read, in bytes.
 
     Raises:
-        ForeignFile: a file is no ordinary one, or a link leads out of the folder.
+        ForeignFile: a file is not a regular file, or a link leads out of the folder.
         OSError: a file cannot be read.
-        ExpectedError: likewise, while it is hashed.
+        ExpectedError: a file cannot be read while it is hashed.
     """
     wanted = {entry.path for entry in query.files}
     there = wanted if query.member is not None else set(_list_used(folder, query))
     for name in sorted(wanted - there):
         return f"{folder} has no {name}"
+    # Additional files count, because training would use them.
     for name in sorted(there - wanted):
         return f"{folder} has {name} as well"
-    # All sizes before the first hash, which may take minutes.
+    # All sizes are compared before the first hash, which may take minutes.
     for entry in query.files:
         with open_regular(folder / entry.path, folder) as file:
             size = os.fstat(file.fileno()).st_size
         if size != entry.size_bytes:
             return f"{folder / entry.path} has {size} bytes instead of {entry.size_bytes}"
-    return _compare_content(folder, query.files, memory, tell)
+    return _compare_content(folder, query.files, memory, on_read)
 
 
 def _compare_content(
-    folder: Path, files: tuple[FileEntry, ...], memory: Path, tell: Callable[[int], None]
+    folder: Path, files: tuple[FileEntry, ...], memory: Path, on_read: Callable[[int], None]
 ) -> str:
-    # What is known costs nothing and may differ already.
+    # Cached hashes first: they cost nothing and may already differ.
     for entry in sorted(files, key=lambda entry: not is_cached(folder / entry.path, memory)):
-        if hash_cached(folder / entry.path, memory, tell) != entry.sha256:
-            return f"{folder / entry.path} has another content"
+        if hash_cached(folder / entry.path, memory, on_read) != entry.sha256:
+            return f"{folder / entry.path} has different content"
     return ""
 
 
 def _list_used(folder: Path, query: PlaceQuery) -> Iterator[str]:
-    """Yield the names of the files that training would use of a folder."""
+    """Yield the names of the files in a folder that training would use."""
     if query.is_model:
         found = list_own(folder, lambda n: Path(n).suffix in MODEL_SUFFIXES and n[:1] != ".")
     else:
@@ -158,12 +160,12 @@ def _list_used(folder: Path, query: PlaceQuery) -> Iterator[str]:
 
 
 def probe(path: Path) -> str:
-    """Return why a file, or a file of a folder, cannot be read now; "" where all can."""
+    """Return why a file, or a file in a folder, cannot be read now, or an empty string."""
     try:
-        for one in sorted(path.iterdir()) if path.is_dir() else [path]:
-            if not one.is_dir():
-                # Opening asks the server, whatever is cached here.
-                with open_regular(one) as file:
+        for candidate in sorted(path.iterdir()) if path.is_dir() else [path]:
+            if not candidate.is_dir():
+                # Opening contacts the server even if this node has cached the content.
+                with open_regular(candidate) as file:
                     file.read(1)
     except OSError as error:
         return f"{error.filename or path}: {error.strerror or error}"

@@ -1,8 +1,8 @@
-"""What lies on the disk of this node, what needs it, and deleting what can be had again.
+"""List the files on this node's disk with their users, and delete those that can be fetched again.
 
 Checkpoints and artifacts are listed, too, but not deleted here: only the master knows whether
-another copy exists. A model or data is needed by every run here that is not done, since its next
-attempt starts with it.
+another copy exists. Models and data are needed by each run on this node that is not done, because
+its next attempt starts with them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from agents.supervisor.attempt import find_attempts, is_over
 from agents.supervisor.leases import find_job, is_any_held
 
 DAY_S = 24 * 3600.0
-"""Time without use after which an interrupted transfer and a file without a name may go."""
+"""Time without use before partial transfers and unnamed files may be deleted, in seconds."""
 SETTLED_S = 3600.0
-"""Time after its arrival in which a model may be waiting for the start that it was sent for."""
+"""Time after its arrival during which a model may be waiting for its run to start, in seconds."""
 UNNAMED = f"{STORE}/files"
+"""Name of the item for all stored files without another hard link."""
 _FOLDERS: dict[str, StorageKind] = {"models": "model", "data": "data", "artifacts": "artifact"}
 _CACHE = "cache"
 _BUILT = ("environments", "wheels", "pythons", "tools")
-"""Folders of what building environments has left, which has a list of its own."""
-_WORK = "the work that runs now"
-_COMING = "a transfer that runs, or may go on"
+"""Folders of builds of environments, which are listed by `kept_environments`."""
+_WORK = "work that is running"
+_COMING = "a transfer that is running or may resume"
 
 
 @dataclass(kw_only=True)
 class _Disk:
-    """Sizes of folders, in which each file counts once."""
+    """Sizes of folders on disk, with each file counted once."""
 
     seen: set[tuple[int, int]] = field(default_factory=set)
 
@@ -51,26 +52,27 @@ class _Disk:
             key = (found.st_dev, found.st_ino)
             if key not in self.seen and (wants is None or wants(found)):
                 self.seen.add(key)
-                total += found.st_blocks * 512
+                total += found.st_blocks * 512  # blocks, because files may be sparse
         return total
 
 
 def list_storage(home: Home) -> StorageReport:
-    """Return what lies below the agent's home, the largest first."""
+    """Return the items below the agent's home, largest first."""
     disk = _Disk()
     items = [_of_place(disk, *found) for found in _find_places(home)]
     items += [
         StorageItem(
-            kind=one.kind,
-            name=one.name,
-            size_bytes=one.size_bytes,
-            used_s=one.used_s,
-            needed_by=one.needed_by,
+            kind=kept.kind,
+            name=kept.name,
+            size_bytes=kept.size_bytes,
+            used_s=kept.used_s,
+            needed_by=kept.needed_by,
         )
-        for one in list_kept(home)
+        for kept in list_kept(home)
     ]
     items += _list_unnamed(home, disk)
-    rest = sum(disk.weigh(one) for one in home.path.iterdir() if one.name not in _BUILT)
+    # Last: files that count in an item do not count again.
+    rest = sum(disk.weigh(path) for path in home.path.iterdir() if path.name not in _BUILT)
     items.append(
         StorageItem(
             kind="other", name="agents", size_bytes=rest, used_s=0.0, needed_by="Rackless itself"
@@ -87,10 +89,10 @@ def list_storage(home: Home) -> StorageReport:
 
 
 def delete_storage(home: Home, names: Sequence[str]) -> int:
-    """Delete items by name, of the kinds that can be had again; return the bytes that this frees.
+    """Delete items that can be fetched again, by name; return the bytes freed.
 
     Raises:
-        ExpectedError: one is needed by now, is of another kind, or the disk refuses.
+        ExpectedError: an item is needed by now or of another kind, or the disk refuses.
     """
     freed = 0
     for name in names:
@@ -106,13 +108,13 @@ def delete_storage(home: Home, names: Sequence[str]) -> int:
 
 
 def split_stored(name: str) -> list[str]:
-    """Return the parts of an item's name that `delete_storage` takes.
+    """Return the components of an item's name that `delete_storage` accepts.
 
     Raises:
-        ExpectedError: it is none.
+        ExpectedError: the name is invalid or of another kind.
     """
     parts = name.split("/")
-    # The names of partial transfers are no paths that anybody may write to.
+    # `split_path` refuses names of partial transfers, to which no transfer may write directly.
     last = parts[-1].removeprefix(".partial-") or "."
     split_path("/".join([*parts[:-1], last]), "The name")
     is_known = (
@@ -122,14 +124,14 @@ def split_stored(name: str) -> list[str]:
     )
     is_artifact = parts[0] == "artifacts" and not parts[-1].startswith(".partial-")
     if not is_known or is_artifact:
-        raise ExpectedError(f"{name} is nothing that is deleted by itself.")
+        raise ExpectedError(f"{name} is not an item that can be deleted.")
     return parts
 
 
-# ---------------------------------------------------------------- what is here
+# ---------------------------------------------------------------- items
 
 _Found = tuple[StorageKind, str, Path, float, str]
-"""Kind, name, place, time of the last use, and what needs it."""
+"""Kind, name, path, time of the last use, and user of an item."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ def _find_places(home: Home) -> Iterator[_Found]:
             if path.name.startswith(".partial-"):
                 yield "partial", name, path, _newest(path), _need_of_partial(path)
             elif path.name[:1] != ".":
+                # A search in the intent's text finds a path in any of its fields.
                 named = [user for user in users if name in user.intent]
                 used_s = max([path.stat().st_mtime, *(user.used_s for user in named)])
                 yield kind, name, path, used_s, job or _need_of_bundle(top, path, named)
@@ -186,40 +189,38 @@ def _find_of_run(run: Path, job: str, is_active: bool) -> Iterator[_Found]:
         if path.name[:1] != ".":
             name = f"runs/{run.name}/exports/{path.name}"
             yield "artifact", name, path, path.stat().st_mtime, need
-    # Last: what counted as a checkpoint or an export does not count again.
+    # Last: files of a checkpoint or an export do not count again.
     yield "run", f"runs/{run.name}", run, run.stat().st_mtime, "its history"
 
 
 def _find_users(home: Home) -> list[_User]:
+    # Attempts are sorted by number, so the newest one stays.
     newest = {attempt.run_id: attempt for attempt in find_attempts(home)}
     found = []
     for attempt in newest.values():
         file = attempt.file(INTENT_FILE)
         try:
             text, used_s = file.read_text(encoding="utf-8", errors="replace"), _newest(file.parent)
-        except FileNotFoundError:  # it is being deleted
+        except FileNotFoundError:  # the run is being deleted
             continue
         has_ended = is_over(attempt)
-        is_done = has_ended and _has_finished(read_json(attempt.file(EXIT_FILE)))
+        ended = read_json(attempt.file(EXIT_FILE)) or {}
+        is_done = has_ended and ended.get("state") == "done"
         found.append(_User(attempt.run_id, text, used_s, not has_ended, is_done))
     return found
-
-
-def _has_finished(ended: object) -> bool:
-    return isinstance(ended, dict) and ended.get("state") == "done"
 
 
 def _of_place(
     disk: _Disk, kind: StorageKind, name: str, path: Path, used_s: float, need: str
 ) -> StorageItem:
     size = disk.weigh(path)
-    # Files may have any time; an answer with one that no calendar has is refused as a whole.
+    # A file may have any mtime, but the master refuses an answer with an impossible time.
     used_s = min(max(used_s, 0.0), MAX_TIME_S)
     return StorageItem(kind=kind, name=name, size_bytes=size, used_s=used_s, needed_by=need)
 
 
 def _list_unnamed(home: Home, disk: _Disk) -> list[StorageItem]:
-    """Return the files of the store without another name as two items at most: old and new."""
+    """Return the stored files without another hard link as at most two items, old and new."""
     store = FileStore(home.path)
     old, new, used_s = 0, 0, 0.0
     for stored in store.files():
@@ -263,7 +264,7 @@ def _newest(place: Path) -> float:
 
 def _inside(place: Path) -> Iterator[Path]:
     if place.is_dir() and not place.is_symlink():
-        yield from (one for one in sorted(place.iterdir()) if one.is_dir() and not one.is_symlink())
+        yield from (f for f in sorted(place.iterdir()) if f.is_dir() and not f.is_symlink())
 
 
 # ---------------------------------------------------------------- deletion
@@ -275,7 +276,7 @@ def _delete(home: Home, name: str, path: Path) -> int:
     is_bundle = path.parent.name in _FOLDERS
     lock = path.with_name(f".partial-{bundle}.lock" if is_bundle else f"{path.name}.lock")
     with locked(lock, 0.0, busy):
-        # Asked again while nobody can write it; the lock itself is ours.
+        # Checked again under the lock, while no transfer can write it.
         need = _need_now(home, name)
         if need:
             raise ExpectedError(f"{name} is not deleted: {need} needs it by now.")
@@ -284,7 +285,7 @@ def _delete(home: Home, name: str, path: Path) -> int:
             path.unlink()
         else:
             freed = _delete_folder(home, path, is_bundle)
-        # Those of files in the store stay: other transfers may be waiting for them.
+        # Lock files of the store stay, because other transfers may wait for them.
         if is_bundle:
             lock.unlink(missing_ok=True)
     return freed
@@ -299,11 +300,13 @@ def _need_now(home: Home, name: str) -> str:
 
 
 def _delete_folder(home: Home, folder: Path, is_bundle: bool) -> int:
+    # First, because links to the folder's files are found by its inodes.
     if is_bundle:
         FileStore(home.path).release(folder)
     doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
+    # Renamed first, so that an interrupted deletion leaves no folder that looks complete.
     os.rename(folder, doomed)
-    # Files that have a name elsewhere, such as in the hub's cache, stay there.
+    # Files with other hard links, such as in the hub's cache, stay there.
     freed = freed_bytes(doomed)
     shutil.rmtree(doomed)
     return freed

@@ -1,7 +1,7 @@
-"""Where the ranks of an attempt meet: a store of keys that only they can reach.
+"""The key-value store through which ranks of an attempt connect; only they can reach it.
 
-torch's own TCPStore listens on every interface, asks nobody who he is, and sends in the clear. Ours
-listens on one address and speaks TLS 1.3 in both directions, with a key that the master makes for
-one attempt and sends over SSH. It is a process of its own, since NCCL may hold the interpreter of
-rank 0 while the other ranks have to read from it.
+torch's TCPStore listens on every interface, without authentication or encryption. This store
+listens on one address and uses TLS 1.3 with mutual authentication; the master makes the key for one
+attempt and sends it over SSH. It runs in a process of its own, because NCCL may hold the GIL of
+rank 0 while other ranks have to read from the store.
 """

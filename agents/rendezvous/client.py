@@ -1,4 +1,4 @@
-"""Talk to the store of an attempt. Any number of threads may ask at once."""
+"""The client of an attempt's store; any number of threads may use it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from agents.rendezvous.credential import make_client_context
 from agents.rendezvous.host import StoreHost
 
 ANSWER_TIMEOUT_S = 120.0
-"""Time for an answer to a request that waits for nothing, in seconds."""
+"""Maximum time for an answer, in seconds, in addition to the time that a request may wait."""
 _CONNECT_TIMEOUT_S = 5.0
 _RETRY_S = 0.05
 
 
 class StoreError(RuntimeError):
-    """Raised when the store cannot be reached, or has gone."""
+    """Raised when the store is unreachable or has ended."""
 
 
 class StoreTimeout(StoreError):
@@ -32,26 +32,32 @@ class StoreClient:
     def __init__(self, address: str, port: int, credential: str) -> None:
         self._place = (address, port)
         self._context = make_client_context(credential)
-        # A request takes a connection and puts it back, so that one that waits holds up no other.
+        # A pool of connections: the server answers one request per connection at a time, so a
+        # request that waits for a key must not block the requests of other threads.
         self._idle: list[_Connection] = []
 
     def connect(self, timeout_s: float, host: StoreHost | None = None) -> None:
-        """Connect to a store that may not have started yet; `host` is the one of this process.
+        """Connect to the store, which may not have started yet.
+
+        Args:
+            timeout_s: maximum time to connect, in seconds.
+            host: process of the store if this process started it.
 
         Raises:
-            StoreError: it could not be reached within `timeout_s`, or has ended.
+            StoreError: the store was not reached within `timeout_s`, or has ended.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 connection = _Connection(self._place, self._context)
-                # A server refuses a certificate only after the client's part of the handshake.
+                # In TLS 1.3 the client's handshake ends before the server checks its certificate,
+                # so a refusal shows only at the first request.
                 connection.ask({"kind": "count"}, _CONNECT_TIMEOUT_S)
             except (OSError, EOFError) as error:
                 if time.monotonic() >= deadline:
                     raise StoreError(_explain(error)) from error
                 if host is not None and host.has_ended:
-                    raise StoreError("the process of the store has ended; see above") from error
+                    raise StoreError("the store's process has ended; see above") from error
                 time.sleep(_RETRY_S)
             else:
                 self._idle.append(connection)
@@ -71,7 +77,7 @@ class StoreClient:
         return base64.b64decode(answer["value"])
 
     def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
-        """Replace a value if it is the expected one; return what the key holds afterwards."""
+        """Replace a value if it equals `expected`; return the value of the key afterwards."""
         encoded = {"expected": _encode(expected), "value": _encode(value)}
         return base64.b64decode(self._ask({"kind": "compare_set", "key": key, **encoded})["value"])
 
@@ -83,11 +89,11 @@ class StoreClient:
         self._ask({"kind": "append", "key": key, "value": _encode(value)})
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all of them are set."""
+        """Return whether all keys are set."""
         return not self._ask({"kind": "check", "keys": keys})["missing"]
 
     def wait(self, keys: list[str], timeout_s: float) -> None:
-        """Return when all of them are set.
+        """Wait until all keys are set.
 
         Raises:
             StoreTimeout: some were not set within `timeout_s`.
@@ -96,7 +102,7 @@ class StoreClient:
         _expect_all(self._ask(request, timeout_s), timeout_s)
 
     def delete(self, key: str) -> bool:
-        """Delete a key; return whether there was one."""
+        """Delete a key; return whether it existed."""
         return bool(self._ask({"kind": "delete", "key": key})["deleted"])
 
     def count(self) -> int:
@@ -125,7 +131,7 @@ class StoreClient:
 class _Connection:
     def __init__(self, place: tuple[str, int], context: ssl.SSLContext) -> None:
         plain = socket.create_connection(place, _CONNECT_TIMEOUT_S)
-        # Requests are small, and the next one waits for the answer.
+        # Without it, Nagle's algorithm would delay these small requests.
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._socket = context.wrap_socket(plain)
@@ -145,7 +151,7 @@ class _Connection:
             if not line.endswith(b"\n"):
                 raise EOFError("rank 0 has closed the connection")
         except BaseException:
-            self.close()  # an answer that comes later must not be taken for another one
+            self.close()  # a late answer must not be read as that of the next request
             raise
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -166,5 +172,5 @@ def _expect_all(answer: dict[str, Any], timeout_s: float) -> None:
 
 def _explain(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
-        return f"what answers there is not rank 0 of this attempt ({error.reason or error})"
+        return f"the program at that port is not rank 0 of this attempt ({error.reason or error})"
     return str(error) or type(error).__name__

@@ -1,7 +1,7 @@
-"""The credential of an attempt: by it the ranks prove to each other that they belong together.
+"""The credential of an attempt: ranks authenticate each other with it.
 
-It is a private key and a certificate that nobody else signed, in PEM. Whoever shows that he holds
-the key is a rank; nobody else gets past the handshake, and what follows is encrypted.
+It consists of a private key and its self-signed certificate, in PEM. All ranks share it: a caller
+that proves possession of the key is a rank, and the handshake fails for any other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ssl
 
 
 def make_server_context(credential: str) -> ssl.SSLContext:
-    """Return the settings of the side that listens.
+    """Return the TLS context of the listening side.
 
     Raises:
         ssl.SSLError: the credential is not a key and its certificate.
@@ -20,13 +20,13 @@ def make_server_context(credential: str) -> ssl.SSLContext:
 
 
 def make_client_context(credential: str) -> ssl.SSLContext:
-    """Return the settings of the side that connects.
+    """Return the TLS context of the connecting side.
 
     Raises:
         ssl.SSLError: the credential is not a key and its certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # The key is the identity: the same certificate stands for every rank, at any address.
+    # The key is the identity: every rank has the same certificate, at any address.
     context.check_hostname = False
     return _load(context, credential)
 
@@ -34,8 +34,8 @@ def make_client_context(credential: str) -> ssl.SSLContext:
 def _load(context: ssl.SSLContext, credential: str) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=credential)
-    # OpenSSL reads keys from files only; this one never gets a name on any disk.
+    context.load_verify_locations(cadata=credential)  # the only trusted certificate is its own
+    # Python's ssl module loads keys from files only; an anonymous file in memory has no path.
     with os.fdopen(os.memfd_create("credential"), "wb") as file:
         file.write(credential.encode("ascii"))
         file.flush()

@@ -1,4 +1,4 @@
-"""Start the process of the store from rank 0, on a socket that is bound here."""
+"""Start the store's process from rank 0, on a socket that rank 0 has bound."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _END_TIMEOUT_S = 5.0
 
 
 class StoreHost:
-    """The running process; it ends with `close`, and with the process that started it."""
+    """The running process of a store; it ends with `close` or with its parent."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone, which nothing but `close` should bring about."""
+        """True if the process has ended; only `close` should cause that."""
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """End the process; whoever still waits for a key loses the connection."""
+        """End the process; clients that still wait for a key lose their connection."""
         with contextlib.suppress(BrokenPipeError):
             if self._process.stdin is not None:
-                self._process.stdin.close()
+                self._process.stdin.close()  # the process exits at the end of its stdin
         try:
             self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -47,10 +47,10 @@ class StoreHost:
 
 
 def listen_at(address: str, port: int) -> socket.socket:
-    """Return a socket that listens there, and nowhere else.
+    """Return a socket that listens at this address only.
 
     Raises:
-        ExpectedError: the port is taken, or the address is not one of this node's.
+        ExpectedError: the port is taken, or the address does not belong to this node.
     """
     try:
         return bind_to(address, port, backlog=256)
@@ -59,11 +59,11 @@ def listen_at(address: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise ExpectedError(
                 f"{where}: another program uses that port.",
-                "Start or resume the run again: another port is chosen each time",
+                "Start or resume the run again; each start chooses another port",
             ) from error
         raise ExpectedError(
             f"{where}: {error.strerror or error}.",
-            "Compare it with the node's addresses: rackless nodes show NAME",
+            "Compare the address with those of the node: rackless nodes show NAME",
         ) from error
 
 
@@ -71,10 +71,10 @@ def start_store(address: str, port: int, credential: str) -> StoreHost:
     """Start the store of an attempt on this node.
 
     Raises:
-        ExpectedError: it cannot listen at that address and port.
+        ExpectedError: it cannot listen at this address and port.
     """
     with listen_at(address, port) as listener:
-        # -I, -S: neither the current folder nor variables nor packages decide what is imported.
+        # -I, -S: imports must not depend on the current folder, variables or installed packages.
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _CODE, archive_path(), str(listener.fileno())],
             cwd=SAFE_FOLDER,
@@ -82,8 +82,8 @@ def start_store(address: str, port: int, credential: str) -> StoreHost:
             pass_fds=[listener.fileno()],
         )
     assert process.stdin is not None
-    # On stdin: the arguments and variables of a process can be read by others.
-    with contextlib.suppress(BrokenPipeError):  # it could not start, which `has_ended` says
+    # On stdin, because other users can read the arguments of a process.
+    with contextlib.suppress(BrokenPipeError):  # it failed to start: see `has_ended`
         process.stdin.write(json.dumps({"credential": credential}).encode("ascii") + b"\n")
         process.stdin.flush()
     return StoreHost(process)

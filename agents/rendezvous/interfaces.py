@@ -1,7 +1,7 @@
-"""The one network interface on which the ranks of a node listen.
+"""The network interface on which the ranks of a node listen.
 
-Gloo and NCCL take the name of an interface; without one they choose by the name of the host or
-listen on several.
+Gloo and NCCL are configured with the name of an interface. Without it, Gloo resolves the host name
+and NCCL may use several interfaces.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import struct
 from agents.errors import ExpectedError
 
 LOOPBACK_DEVICE = "lo"
+# linux/netlink.h and linux/rtnetlink.h
 _NETLINK_GETADDR, _NETLINK_NEWADDR, _NETLINK_ERROR, _NETLINK_DONE = 22, 20, 2, 3
 _NETLINK_DUMP = 0x301
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
@@ -26,55 +27,56 @@ def bind_to(address: str, port: int, backlog: int) -> socket.socket:
     """Return a socket that listens on one address of this PC.
 
     Raises:
-        OSError: the address is not one of this PC's, means all of them, or the port is taken.
+        OSError: the port is taken, or the address belongs to another PC or means all interfaces.
     """
+    # An empty address would resolve to all interfaces; "?" fails.
     family, _, _, _, place = socket.getaddrinfo(address or "?", port, type=socket.SOCK_STREAM)[0]
-    # Asked of the resolved one: `0` and `0x0` too are spellings of 0.0.0.0.
+    # Checked after resolving: `0` and `0x0` are spellings of 0.0.0.0, too.
     if is_many(str(place[0])):
         raise OSError(f"{address} stands for more than one interface")
     return socket.create_server(place[:2], family=family, backlog=backlog)
 
 
 def is_many(address: str) -> bool:
-    """Return whether an address in numbers stands for all of a PC's, or for a group of PCs."""
+    """Return whether a numeric address is unspecified, multicast or broadcast."""
     found = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(found, "ipv4_mapped", None) or found
     return mapped.is_unspecified or mapped.is_multicast or str(mapped) == "255.255.255.255"
 
 
 def name_interface(address: str, named: str | None = None) -> str:
-    """Return the interface with `address`, or the one that the master named.
+    """Return the interface that has `address`, else the one that the master named.
 
     Raises:
-        ExpectedError: no interface of this PC has that address.
+        ExpectedError: no interface of this PC has the address.
     """
     found = find_interface(address) or named
     if not found:
         raise ExpectedError(
             f"No network interface of this node has the address {address}, at which the other "
             "nodes would reach it.",
-            "Reach the node at an address of its own, not through a forwarded port: rackless nodes "
+            "Connect to the node at its own address, not through a forwarded port: rackless nodes "
             "add NAME --ssh USER@ADDRESS",
         )
     return found
 
 
 def listen_on(interface: str) -> dict[str, str]:
-    """Return the variables with which Gloo and NCCL listen on that interface alone."""
+    """Return the environment variables that make Gloo and NCCL use this interface only."""
     return {
         "GLOO_SOCKET_IFNAME": interface,
-        # NCCL takes a name as a prefix unless `=` precedes it: eth1 would match eth10.
+        # NCCL treats the name as a prefix unless `=` precedes it: eth1 would match eth10.
         "NCCL_SOCKET_IFNAME": f"={interface}",
-        # Its status service would listen on a port of its own, for anyone on this PC.
+        # The RAS service would open another port, without authentication.
         "NCCL_RAS_ENABLE": "0",
     }
 
 
 def choose_variables(first_address: str, is_first: bool) -> dict[str, str]:
-    """Return `listen_on` for a rank that only knows rank 0: the interface that leads there.
+    """Return the variables of `listen_on` for the interface that leads to rank 0.
 
     Raises:
-        ExpectedError: there is no way, or it leaves by no interface of this PC.
+        ExpectedError: no interface of this PC leads there.
     """
     address = resolve(first_address) if is_first else find_route(first_address)
     interface = find_interface(address) if address else None
@@ -87,7 +89,7 @@ def choose_variables(first_address: str, is_first: bool) -> dict[str, str]:
 
 
 def find_interface(address: str) -> str | None:
-    """Return the interface of this PC that has the address; None: none has."""
+    """Return the interface of this PC that has the address, or None."""
     with contextlib.suppress(ValueError):
         wanted = ipaddress.ip_address(address.partition("%")[0])
         if wanted.is_loopback:
@@ -99,7 +101,10 @@ def find_interface(address: str) -> str | None:
 
 
 def find_route(address: str) -> str | None:
-    """Return our own address on the way to another PC; None: there is no way. Sends nothing."""
+    """Return this PC's source address on the route to another, or None without a route.
+
+    Nothing is sent: connecting a UDP socket only looks up the route.
+    """
     with contextlib.suppress(OSError):
         family, kind, protocol, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as asker:
@@ -109,14 +114,14 @@ def find_route(address: str) -> str | None:
 
 
 def resolve(address: str) -> str | None:
-    """Return the address in numbers of a name; None: there is none."""
+    """Return the numeric address of a host name, or None if it is unknown."""
     with contextlib.suppress(OSError):
         return str(socket.getaddrinfo(address, None)[0][4][0])
     return None
 
 
 def read_addresses() -> list[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
-    """Return (device, address) of every address of this PC, as the kernel lists them."""
+    """Return (device, address) of every address of this PC, in the kernel's order."""
     found = []
     with contextlib.suppress(OSError, struct.error):
         for device, address in _dump_addresses():
@@ -126,6 +131,7 @@ def read_addresses() -> list[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Ad
 
 
 def _dump_addresses() -> list[tuple[int, bytes]]:
+    # rtnetlink lists IPv6 and secondary addresses, which the ioctl SIOCGIFADDR does not.
     question = _HEADER.pack(
         _HEADER.size + _ADDRESS.size, _NETLINK_GETADDR, _NETLINK_DUMP, 1, 0
     ) + _ADDRESS.pack(0, 0, 0, 0, 0)
@@ -151,9 +157,10 @@ def _read_address(message: bytes) -> tuple[int, bytes]:
         length, kind = _ATTRIBUTE.unpack_from(message, place)
         values[kind] = message[place + _ATTRIBUTE.size : place + length]
         place += _align(max(length, _ATTRIBUTE.size))
-    # On a point-to-point link IFA_ADDRESS is that of the other end.
+    # On a point-to-point link, IFA_ADDRESS is the address of the other end.
     return device, values.get(_IFA_LOCAL, values.get(_IFA_ADDRESS, b""))
 
 
 def _align(length: int) -> int:
+    # NLMSG_ALIGN and RTA_ALIGN: messages and attributes start at multiples of 4 bytes.
     return (length + 3) & ~3

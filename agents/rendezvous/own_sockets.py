@@ -1,4 +1,4 @@
-"""Find the TCP sockets of this process, also those that a library has opened."""
+"""Find the TCP sockets of this process, including those that a library opened."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ import stat
 
 
 def copy_sockets(*, listening: bool) -> list[socket.socket]:
-    """Return copies of the TCP sockets that listen, or of those that do not; close them."""
+    """Return duplicates of all TCP sockets that listen, or that do not; the caller closes them."""
     found = []
-    # Listed before anything is copied, or copies would be found as well.
+    # The list is complete before the first duplicate exists, which would be listed as well.
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd") if _is_socket(int(name))]:
-        with contextlib.suppress(OSError):  # another thread closed it
+        with contextlib.suppress(OSError):  # another thread has closed it
             copy = socket.socket(fileno=os.dup(descriptor))
             is_tcp = copy.type == socket.SOCK_STREAM and copy.family in (
                 socket.AF_INET,
                 socket.AF_INET6,
             )
-            if is_tcp and bool(_listens(copy)) == listening:
+            listens = is_tcp and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) != 0
+            if is_tcp and listens == listening:
                 found.append(copy)
             else:
                 copy.close()
     return found
-
-
-def _listens(one: socket.socket) -> int:
-    return one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
 def _is_socket(descriptor: int) -> bool:

@@ -1,8 +1,8 @@
-"""The process that holds the keys of an attempt: `serve(LISTENING_DESCRIPTOR)`.
+"""The process of an attempt's store: `main(LISTENING_DESCRIPTOR)`.
 
-Reads the credential from stdin and serves until stdin ends, which it does with rank 0. A request is
-a line of JSON, and so is its answer; values are base64. Requests of one connection are answered in
-turn, so that a caller who waits needs a connection of its own to ask anything else.
+It reads the credential from stdin and serves until stdin ends, together with rank 0. Requests and
+answers are lines of JSON; values are base64. The requests of one connection are answered in order,
+so a client that waits for a key needs another connection for further requests.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from agents.rendezvous.credential import make_server_context
 MAX_LINE_BYTES = 64 << 20
 """Maximum length of a request, in bytes."""
 HANDSHAKE_TIMEOUT_S = 5.0
-"""Time for a caller to show the credential, in seconds."""
+"""Maximum time for a client to present the credential, in seconds."""
 MAX_CONNECTIONS = 256
 """Maximum number of connections, with or without the credential."""
 _BACKLOG = 256
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Keys:
-    """Values by key, and callers that wait for some."""
+    """Values by key, and the requests that wait for them."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -44,8 +44,8 @@ class Keys:
         """Answer one request.
 
         Raises:
-            LookupError: it lacks a field, or is of an unknown kind.
-            ValueError: a field is not what it should be.
+            LookupError: a field is missing or the kind is unknown.
+            ValueError: the value of a field is invalid.
         """
         answers: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
             "set": self._set,
@@ -69,7 +69,7 @@ class Keys:
         return {"missing": missing} if missing else {"value": self._read(request["key"])}
 
     async def _compare_set(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Replace a value that is the expected one; an expected empty one may also be missing."""
+        """Replace the value if it equals the expected one; a missing key counts as empty."""
         key, expected = request["key"], _decode(request["expected"])
         if key not in self._values and expected:
             return {"value": request["expected"]}
@@ -78,7 +78,7 @@ class Keys:
         return {"value": self._read(key)}
 
     async def _add(self, request: dict[str, Any]) -> dict[str, Any]:
-        # A counter is a decimal number, as torch's own stores keep it.
+        # torch's stores keep counters as decimal text, and callers may read them by `get`.
         total = int(self._values.get(request["key"], b"0")) + int(request["amount"])
         await self._put(request["key"], str(total).encode("ascii"))
         return {"total": total}
@@ -129,21 +129,21 @@ def _decode(value: str) -> bytes:
 async def serve_caller(
     keys: Keys, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Answer one rank, which has shown the credential, until it goes."""
+    """Answer an authenticated rank until it disconnects."""
     try:
         while line := await reader.readline():
             answer = await keys.answer(json.loads(line))
             writer.write(json.dumps(answer).encode("ascii") + b"\n")
             await writer.drain()
-    # It is not one of ours that sends anything else, or it has gone.
+    # The client sent a malformed request, or its connection broke.
     except (LookupError, ValueError, TypeError, OSError) as error:
-        print(f"A connection to the store was closed: {error!r}", file=sys.stderr, flush=True)
+        print(f"Closed a connection to the store: {error!r}", file=sys.stderr, flush=True)
     finally:
         writer.close()
 
 
 async def serve(listener: socket.socket, credential: str, gone: Callable[[], bool]) -> None:
-    """Serve the store on `listener` until stdin is readable and `gone` says that it has ended."""
+    """Serve the store on `listener` until `gone` returns True when stdin becomes readable."""
     keys, ended = Keys(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_report)
@@ -157,13 +157,13 @@ async def serve(listener: socket.socket, credential: str, gone: Callable[[], boo
         backlog=_BACKLOG,
     )
     await ended.wait()
-    # Callers that still wait are cut off: they learn that rank 0 has gone.
+    # At once: the closed connections notify waiting clients that rank 0 has ended.
     os._exit(0)
 
 
 def main(listening_descriptor: int) -> None:
-    """Be the process of the store; the first line of stdin has the credential."""
-    # Not only the end of stdin: a fork of rank 0 may hold the other end open.
+    """Run the store's process; the first line of stdin contains the credential."""
+    # The end of stdin is not enough: a fork of rank 0 may keep the other end open.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _limit_connections()
     credential = json.loads(_read_line())["credential"]
@@ -173,13 +173,13 @@ def main(listening_descriptor: int) -> None:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # Failed handshakes of strangers are no news: a traceback for each would fill the rank's log.
+    # A traceback for each failed handshake of an unknown caller would fill the rank's log.
     if not isinstance(context.get("exception"), OSError):
         loop.default_exception_handler(context)
 
 
 def _read_line() -> bytes:
-    # Not through sys.stdin: its buffer would swallow what the loop has to see.
+    # Unbuffered: sys.stdin would read ahead, and the event loop would miss the end of stdin.
     line = b""
     while not line.endswith(b"\n") and (block := os.read(0, 65536)):
         line += block
@@ -187,7 +187,7 @@ def _read_line() -> bytes:
 
 
 def _limit_connections() -> None:
-    """Bound the memory that strangers who only connect can take: each costs 300 KB."""
+    """Limit the memory that callers without the credential can use: 300 KB per connection."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -1,1 +1,1 @@
-"""Spread files along a chain of nodes, each of which forwards chunks while it receives others."""
+"""File transfer along a chain of nodes, each of which forwards chunks while it receives others."""

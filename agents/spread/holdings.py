@@ -1,8 +1,8 @@
-"""The chunks of one transfer that this node has: read, written, verified and waited for.
+"""The chunks of one transfer that this node has: read, write, verify and wait for them.
 
-A node that gets files collects them in the store's partial files, at the places where the bytes
-belong. After a kill every chunk there is hashed again, so that nothing has to be remembered and
-nothing is trusted; what was cut off is fetched again, one chunk at most.
+A receiving node writes chunks to their final offsets in partial files of the store. After a kill,
+each chunk there is hashed again, so no list of finished chunks has to be kept or trusted; at most
+one chunk was cut off and is fetched again.
 """
 
 from __future__ import annotations
@@ -17,36 +17,30 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from agents.contract.chunks import (
-    ChunkedFile,
-    from_bitmap,
-    list_chunks,
-    num_chunks,
-    to_bitmap,
-)
+from agents.contract import chunks
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.file_store import FileStore
 from agents.shared.files.folder_files import open_regular
 from agents.state import locked
 
 LOCK_TIMEOUT_S = 10.0
-"""Time for a killed transfer of the same file to end, in seconds."""
+"""Maximum wait for a killed transfer of the same file to end, in seconds."""
 WRITES_AHEAD = 4
-"""Number of blocks that may wait to be hashed and written while more arrive."""
+"""Maximum number of received blocks that wait to be hashed and written."""
 
 
 class DamagedChunk(Exception):
-    """Raised when the bytes of a chunk are not those of its hash."""
+    """Raised when the bytes of a chunk do not match its hash."""
 
 
 class Holdings:
-    """Chunks of `files`, numbered over all of them; thread-safe."""
+    """Chunks of `files`, numbered consecutively over all files; thread-safe."""
 
-    def __init__(self, files: Sequence[ChunkedFile]) -> None:
+    def __init__(self, files: Sequence[chunks.ChunkedFile]) -> None:
         self.files = files
-        self.chunks = list_chunks(files)
+        self.chunks = chunks.list_chunks(files)
         self.received_bytes = 0
-        # Where each file is, and where it will be once it is whole.
+        # Current path of each file, and its path once it is complete.
         self._paths: list[tuple[Path, Path]] = []
         self._missing: set[int] = set()
         self._missing_of = [0] * len(files)
@@ -54,27 +48,28 @@ class Holdings:
 
     @classmethod
     @contextlib.contextmanager
-    def of_store(cls, store: FileStore, files: Sequence[ChunkedFile]) -> Iterator[Holdings]:
-        """Yield what the store has, whole or in part; its files are locked in the block.
+    def of_store(cls, store: FileStore, files: Sequence[chunks.ChunkedFile]) -> Iterator[Holdings]:
+        """Yield the complete and partial files of the store, locked within the block.
 
         Raises:
-            ExpectedError: another transfer brings one of them, or the disk has no room for them.
+            ExpectedError: another transfer receives one of them, or the disk is too full.
         """
         found = cls(files)
         with contextlib.ExitStack() as locks:
             try:
+                # Opened before the check of space: present chunks need no more of it.
                 first = 0
                 for index, file in enumerate(files):
                     found._open(index, first, store, locks)
-                    first += num_chunks(file.size_bytes)
+                    first += chunks.num_chunks(file.size_bytes)
             except OSError as error:
                 raise explain_os_error(error, f"preparing {store.root}") from error
             found._require_room(store)
-            yield found
+            yield found  # the locks are held until the transfer ends
 
     @classmethod
-    def of_files(cls, paths: Sequence[Path], files: Sequence[ChunkedFile]) -> Holdings:
-        """Return what files have that the caller has just hashed."""
+    def of_files(cls, paths: Sequence[Path], files: Sequence[chunks.ChunkedFile]) -> Holdings:
+        """Return the holdings of complete files, which the caller has just hashed."""
         found = cls(files)
         found._paths = [(path, path) for path in paths]
         return found
@@ -84,18 +79,19 @@ class Holdings:
         whole = store.find(file.sha256, file.size_bytes)
         partial = store.partial(file.sha256)
         if whole is None:
-            busy = "Another transfer brings the same files to this node."
+            busy = "Another transfer of the same files to this node is in progress."
             locks.enter_context(locked(Path(f"{partial}.lock"), LOCK_TIMEOUT_S, busy))
-            # The other one may have finished while we waited.
+            # Another transfer may have completed the file during the wait for the lock.
             whole = store.find(file.sha256, file.size_bytes)
         self._paths.append((whole or partial, store.path(file.sha256)))
         if whole is None:
-            missing = set(self._find_missing(partial, first, num_chunks(file.size_bytes)))
+            missing = set(self._find_missing(partial, first, chunks.num_chunks(file.size_bytes)))
             self._missing |= missing
             self._missing_of[index] = len(missing)
 
     def _find_missing(self, partial: Path, first: int, count: int) -> Iterator[int]:
-        """Yield the chunks of a partial file that are not there, or not whole."""
+        """Yield the numbers of the chunks that are missing or incomplete in a partial file."""
+        # O_NOFOLLOW: a symlink in the store must not redirect writes.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(partial, flags, 0o600), "rb") as file:
             for number in range(first, first + count):
@@ -109,12 +105,12 @@ class Holdings:
         free = shutil.disk_usage(store.root.parent).free
         if needed > free:
             raise ExpectedError(
-                f"The disk of this node is too full: {needed / 1e9:.2f} GB are coming and "
+                f"The disk of this node is too full: {needed / 1e9:.2f} GB are needed and "
                 f"{free / 1e9:.2f} GB are free in {store.root.parent}.",
                 "Free some space on this node and try again",
             )
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ present chunks
 
     def is_complete(self) -> bool:
         with self._changed:
@@ -126,22 +122,22 @@ class Holdings:
         return sum(file.size_bytes for file in self.files) - missing
 
     def held(self) -> str:
-        """Return the chunks that are here, as a bitmap."""
+        """Return the present chunks as a bitmap."""
         with self._changed:
-            return to_bitmap(n for n in range(len(self.chunks)) if n not in self._missing)
+            return chunks.to_bitmap(n for n in range(len(self.chunks)) if n not in self._missing)
 
     def wanted(self) -> str:
-        """Return the chunks that are missing, as a bitmap."""
+        """Return the missing chunks as a bitmap."""
         with self._changed:
-            return to_bitmap(sorted(self._missing))
+            return chunks.to_bitmap(sorted(self._missing))
 
     def wait_complete(self, index: int, timeout_s: float) -> bool:
-        """Wait until all chunks of a file are here; return False if they are not by then."""
+        """Wait until all chunks of a file are present; return False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._missing_of[index], timeout_s)
 
     def sync(self, index: int) -> None:
-        """Write to disk what has arrived of a file.
+        """Flush the received part of a file to the disk.
 
         Raises:
             OSError: the disk refuses.
@@ -153,13 +149,13 @@ class Holdings:
             os.close(file)
 
     def supply(self, wanted: str, beat_s: float) -> Iterator[tuple[int, bytes] | None]:
-        """Yield the wanted chunks as soon as they are here, or None when none came for `beat_s`.
+        """Yield each wanted chunk as soon as it is present, and None after `beat_s` without one.
 
         Raises:
-            ValueError: one is asked for that does not exist.
+            ValueError: a wanted chunk does not exist.
             OSError: the disk refuses.
         """
-        left = deque(sorted(from_bitmap(wanted)))
+        left = deque(sorted(chunks.from_bitmap(wanted)))
         if left and left[-1] >= len(self.chunks):
             raise ValueError(f"there is no chunk {left[-1]}")
         while left:
@@ -173,20 +169,21 @@ class Holdings:
             ):
                 return None
             number = next(number for number in left if number not in self._missing)
+        # Outside the lock: only this request's thread uses `left`.
         left.remove(number)
         return number
 
     def read(self, number: int) -> bytes:
-        """Return the bytes of a chunk that is here.
+        """Return the bytes of a present chunk.
 
         Raises:
-            OSError: the file became shorter, or is no ordinary one any more.
+            OSError: the file was truncated, or is not a regular file any more.
         """
         chunk = self.chunks[number]
         arriving, whole = self._paths[chunk.file]
         try:
             file = open_regular(arriving)
-        except FileNotFoundError:  # it has become whole
+        except FileNotFoundError:  # the partial file was completed and moved meanwhile
             file = open_regular(whole)
         with file:
             file.seek(chunk.offset)
@@ -195,16 +192,17 @@ class Holdings:
             raise OSError(f"{arriving} became shorter while it was sent")
         return data
 
-    # ------------------------------------------------------------ what arrives
+    # ------------------------------------------------------------ arriving chunks
 
     def writing(self, number: int, pool: ThreadPoolExecutor) -> ChunkWriter:
-        """Return the writer of a chunk that arrives."""
+        """Return the writer for an arriving chunk."""
         chunk = self.chunks[number]
         return ChunkWriter(self, number, self._paths[chunk.file][0], pool)
 
     def add(self, number: int) -> None:
-        """Note that a chunk is here and verified."""
+        """Record that a chunk is present and verified."""
         with self._changed:
+            # Two sources may deliver the same chunk when the master redirects this node.
             if number in self._missing:
                 self._missing.remove(number)
                 self._missing_of[self.chunks[number].file] -= 1
@@ -212,7 +210,7 @@ class Holdings:
 
 
 class ChunkWriter:
-    """Hashes and writes the blocks of a chunk in another thread, while more of them arrive."""
+    """Writer that hashes and stores the blocks of a chunk in another thread while more arrive."""
 
     def __init__(
         self, holdings: Holdings, number: int, path: Path, pool: ThreadPoolExecutor
@@ -226,11 +224,12 @@ class ChunkWriter:
         self._pending: deque[Future[None]] = deque()
 
     def write(self, block: memoryview) -> None:
-        """Take a block; it must not change afterwards.
+        """Queue a block, which must not change afterwards.
 
         Raises:
             ExpectedError: the disk refuses.
         """
+        # Backpressure: a slow disk slows the sender down instead of filling the memory.
         while len(self._pending) >= WRITES_AHEAD:
             self._wait()
         self._pending.append(self._pool.submit(self._store, block, self._offset))
@@ -240,12 +239,13 @@ class ChunkWriter:
     def _wait(self) -> None:
         try:
             self._pending.popleft().result()
-        except OSError as error:  # not one of the stream, which is the other node's
-            raise explain_os_error(error, "storing what arrives") from error
+        except OSError as error:  # of this node's disk, not of the stream
+            raise explain_os_error(error, "storing received data") from error
 
     def _store(self, block: memoryview, offset: int) -> None:
+        # The pool has one thread, so blocks are hashed in order.
         self._digest.update(block)
-        while block:
+        while block:  # a write may be short
             done = os.pwrite(self._file, block, offset)
             block, offset = block[done:], offset + done
 
@@ -253,7 +253,7 @@ class ChunkWriter:
         """Verify the chunk and add it.
 
         Raises:
-            DamagedChunk: it is not what was announced.
+            DamagedChunk: its bytes do not match the announced hash.
             ExpectedError: the disk refuses.
         """
         while self._pending:
@@ -263,7 +263,7 @@ class ChunkWriter:
         self._holdings.add(self._number)
 
     def close(self) -> None:
-        """Let go of the file; what is still to be written is written first."""
+        """Close the file once all queued blocks are written."""
         for future in self._pending:
             with contextlib.suppress(OSError):
                 future.result()

@@ -1,8 +1,8 @@
-"""Chunks between nodes: who has them listens, who lacks them connects and says which.
+"""Exchange of chunks between nodes: holders listen; a receiver connects and requests chunks.
 
-A frame is a chunk's number and size, then its bytes. While nothing can be sent yet, an empty frame
-goes out every BEAT_S, so that the other side can tell a node that waits from one that is gone. At
-the same port the master brings chunks itself.
+A frame is a chunk's number and size, then its bytes. A sender with no chunk to send yet sends an
+empty frame every `BEAT_S`, so that the receiver can tell a waiting node from a lost one. The master
+delivers chunks at the same port.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from agents.election.channel import Listener, Peer, PeerError
 from agents.spread.holdings import Holdings
 
 BEAT_S = 0.25
-"""Time between two frames, in seconds."""
+"""Time between two empty frames, in seconds."""
 SILENCE_S = 3.0
-"""Time without a byte after which a node counts as gone, in seconds. One that was only busy goes on
-where it was, and the others may return to it."""
+"""Time without a byte after which a node counts as lost, in seconds. A node that was only busy
+continues its own transfer, and the master may direct others to it again."""
 BLOCK_BYTES = 512 << 10
 """Size of the blocks that are hashed and written while more arrive, in bytes."""
 REQUEST = "chunks"
@@ -30,16 +30,16 @@ _BEAT = CHUNK_FRAME.pack(0, 0)
 def listen(
     address: str, credential: str, holdings: Holdings, take: Callable[[BinaryIO], None]
 ) -> Listener:
-    """Serve chunks on a free port of `address` to whoever has the credential.
+    """Serve chunks on a free port of `address` to callers with the credential.
 
     Args:
-        address: of this PC.
-        credential: of the transfer.
-        holdings: what is served.
-        take: reads the frames that the master brings.
+        address: address of this PC.
+        credential: credential of the transfer.
+        holdings: chunks to serve.
+        take: receives the frames that the master delivers.
 
     Raises:
-        OSError: the address is not one of this PC's, or means several.
+        OSError: the address belongs to another PC or means several interfaces.
     """
 
     def answer(request: dict[str, Any], stream: BinaryIO) -> None:
@@ -50,10 +50,10 @@ def listen(
             return
         wanted = request.get("wanted")
         if request.get("kind") != REQUEST or not isinstance(wanted, str):
-            raise WireError("this port gives chunks")
+            raise WireError("this port serves chunks only")
         try:
             supply = holdings.supply(wanted, BEAT_S)
-            stream.write(b"{}\n")
+            stream.write(b"{}\n")  # an empty answer: the frames follow
             for found in supply:
                 if found is None:
                     stream.write(_BEAT)
@@ -71,12 +71,12 @@ def listen(
 def fetch(
     peer: Peer, holdings: Holdings, pool: ThreadPoolExecutor, is_over: Callable[[], bool]
 ) -> None:
-    """Fetch what is missing from another node until nothing is, or `is_over` between two chunks.
+    """Fetch missing chunks from another node until all are present or `is_over` returns True.
 
     Raises:
-        PeerError: it cannot be reached, is silent, or sends what it was not asked for.
-        DamagedChunk: it sends other bytes.
-        ExpectedError: our disk refuses.
+        PeerError: the node is unreachable or silent, or sends a chunk that was not requested.
+        DamagedChunk: a chunk does not match its hash.
+        ExpectedError: this node's disk refuses.
     """
     try:
         with peer.receive(REQUEST, SILENCE_S, wanted=holdings.wanted()) as stream:
@@ -88,16 +88,16 @@ def fetch(
 def receive_frames(
     stream: BinaryIO, holdings: Holdings, pool: ThreadPoolExecutor, is_over: Callable[[], bool]
 ) -> None:
-    """Receive chunks until none is missing, or `is_over` between two of them.
+    """Receive chunks until all are present, or `is_over` returns True between two chunks.
 
     Raises:
-        EOFError: the stream ends before; else what `receive_chunk` raises.
+        EOFError: the stream ends before; also the errors of `receive_chunk`.
     """
     frame = bytearray(CHUNK_FRAME.size)
     while not holdings.is_complete() and not is_over():
         fill(stream, memoryview(frame))
         number, size_bytes = CHUNK_FRAME.unpack(frame)
-        if size_bytes:
+        if size_bytes:  # an empty frame only shows that the sender is alive
             receive_chunk(holdings, number, size_bytes, stream, pool)
 
 
@@ -107,18 +107,20 @@ def receive_chunk(
     """Read, verify and add one chunk.
 
     Raises:
-        PeerError: it breaks off, or is no chunk of this transfer.
-        DamagedChunk: it has other bytes.
-        ExpectedError: our disk refuses.
-        OSError: the stream breaks.
-        EOFError: it ends.
+        PeerError: the chunk is not part of this transfer.
+        DamagedChunk: it does not match its hash.
+        ExpectedError: this node's disk refuses.
+        OSError: the stream fails.
+        EOFError: the stream ends.
     """
+    # Checked before reading, so that a malicious node cannot make this one read any amount.
     if number >= len(holdings.chunks) or holdings.chunks[number].size_bytes != size_bytes:
         raise PeerError(f"chunk {number} with {size_bytes} bytes is not part of this transfer")
     writer = holdings.writing(number, pool)
     try:
         left = size_bytes
         while left:
+            # A new buffer for each block, because the writer still holds the last ones.
             block = memoryview(bytearray(min(left, BLOCK_BYTES)))
             fill(stream, block)
             left -= len(block)
@@ -129,7 +131,7 @@ def receive_chunk(
 
 
 def fill(stream: BinaryIO, block: memoryview) -> None:
-    """Read exactly as many bytes as the block has.
+    """Fill the block from the stream.
 
     Raises:
         EOFError: the stream ends before.
@@ -137,5 +139,5 @@ def fill(stream: BinaryIO, block: memoryview) -> None:
     while block:
         done = stream.readinto(block)  # type: ignore[attr-defined]
         if not done:
-            raise EOFError("the other side has closed it")
+            raise EOFError("the other side has closed the stream")
         block = block[done:]

@@ -1,8 +1,8 @@
-"""Let a part of an attempt go on only once its master knows that all parts were launched.
+"""Confirm an attempt's part once its master has launched all parts.
 
-A cable that is cut during a launch leaves a part that its master counts as failed. So a part waits
-for a word of the master: either that the launch still goes on, or that it has succeeded. Without
-any for the time in the intent it ends by itself; once confirmed, it needs no master any more.
+If a cable is cut during a launch, a part may run that its master counts as failed. Therefore each
+part waits for messages of the master: the launch continues, or it has succeeded. A part without a
+message for the time in the intent ends by itself; a confirmed part needs no master any more.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from agents.supervisor.verdict import AttemptOutcome
 
 
 def confirm(attempt: AttemptFolder, is_final: bool) -> None:
-    """Record a word of the master: all parts run (`is_final`), or the launch still goes on.
+    """Confirm this node's part, finally (all parts run) or temporarily (the launch continues).
 
     Raises:
-        ExpectedError: there is no such attempt here, or the disk is full.
+        ExpectedError: this node has no such attempt, or the disk is full.
     """
     attempt.require()
     said = read_json(attempt.file(CONFIRMED_FILE)) or {}
+    # A late temporary confirmation must not revoke the final one.
     if said.get("is_final") is not True:
         count = said.get("count")
         number = count + 1 if isinstance(count, int) else 1
@@ -29,7 +30,7 @@ def confirm(attempt: AttemptFolder, is_final: bool) -> None:
 
 
 class ConfirmationWatch:
-    """Waits for the words of the master, beside the ranks."""
+    """Watch over the master's confirmations while the ranks run."""
 
     def __init__(self, attempt: AttemptFolder, intent: AttemptIntent, now_s: float) -> None:
         self._attempt = attempt
@@ -39,13 +40,13 @@ class ConfirmationWatch:
         self._heard_s = now_s
 
     def check(self, now_s: float) -> AttemptOutcome | None:
-        """Return the outcome if the master has been silent for too long; `now_s` is monotonic."""
+        """Return the outcome if the master has been silent too long; `now_s` is monotonic."""
         if self._patience_s is None:
             return None
         if is_confirmed(self._attempt, self._intent):
             self._patience_s = None
             return None
-        # A count, because the clocks of both PCs may differ, and this one may step.
+        # A count, not a time: the clocks of both PCs may differ, and this one may be set.
         said = (read_json(self._attempt.file(CONFIRMED_FILE)) or {}).get("count")
         if said != self._said:
             self._said, self._heard_s = said, now_s

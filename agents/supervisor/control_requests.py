@@ -1,7 +1,7 @@
-"""Pass control requests to a training attempt as files: the agent writes them, rank 0 takes them.
+"""Pass control requests to a training attempt as files: the agent writes them, rank 0 reads them.
 
-A request to an older attempt stays in a folder that nobody reads any more. The first request makes
-the folder, so that a check for requests costs the trainer one system call per step.
+Each attempt has its own folder, so requests to an older attempt have no effect. The first request
+creates the folder, so a check for requests costs the trainer one system call per step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import explain_os_error
 from agents.state import read_json, require_name, write_json
 
-# The name on disk is older than the word "control request", and stays.
+# The name on disk predates the term "control request" and is kept for compatibility.
 _FOLDER = "wishes"
 _SUFFIX = ".json"
 
@@ -23,7 +23,7 @@ def write_request(attempt: Path, request: ControlRequest) -> None:
     """Write a control request into the folder of an attempt.
 
     Raises:
-        ExpectedError: the disk is full or may not be written.
+        ExpectedError: the disk is full or read-only.
     """
     folder = attempt / _FOLDER
     try:
@@ -37,11 +37,11 @@ def write_request(attempt: Path, request: ControlRequest) -> None:
 
 
 def take_requests(attempt: Path) -> list[ControlRequest]:
-    """Return the requests since the last call; files that are no request are removed."""
+    """Return the requests since the last call, and remove their files and malformed ones."""
     try:
         names = sorted(path.name for path in (attempt / _FOLDER).iterdir())
     except OSError:
-        return []  # there was no request yet
+        return []  # no request yet
     found = []
     for name in names:
         path = attempt / _FOLDER / name

@@ -1,7 +1,7 @@
-"""Start and end the process beside a supervisor that recovers the attempt without a master.
+"""Start and end the process that can recover an attempt without a master (`agents/election`).
 
-It is a process of its own (`agents/election`), because it has to outlive the supervisor, and it has
-no tag, because it is not to be swept with the attempt that it recovers.
+It is separate from the supervisor because it has to outlive it. It has no tag, because it must not
+be swept with the attempt that it recovers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from agents.supervisor.fence import read_fence
 
 ELECTION_LOG = "election.log"
 END_TIMEOUT_S = 5.0
-"""Time for the process to end after SIGTERM, in seconds."""
+"""Maximum time for the process to end after SIGTERM, in seconds."""
 
 
 def start_election(attempt: AttemptFolder, intent: AttemptIntent) -> None:
-    """Start the process, if the attempt may be recovered without a master.
+    """Start the process if the attempt may be recovered without a master.
 
-    One that cannot be started is no reason to refuse a launch: it trains all the same.
+    A failure to start it is ignored: the attempt can train without it.
     """
     if intent.election is None or not intent.credential:
         return
@@ -43,13 +43,13 @@ def start_election(attempt: AttemptFolder, intent: AttemptIntent) -> None:
             cwd=attempt.folder,
             start_new_session=True,
         )
-        process.wait()  # its first process ends at once; without a wait it would stay a zombie
+        process.wait()  # reaps the first process, which forks and exits at once
 
 
 def keep_election(attempt: AttemptFolder) -> None:
-    """Start the process again if it was killed while a supervisor watches ranks of the attempt."""
+    """Restart the process if it was killed while the attempt has a supervisor."""
     process = identity_from(read_json(attempt.file(ELECTION_FILE)))
-    # Without a file it is still being started, or the attempt has none.
+    # Without its file, the process is just starting or the attempt has no election.
     if process is None or process.is_alive():
         return
     supervisor, intent = attempt.read_supervisor(), attempt.read_intent()
@@ -61,22 +61,22 @@ def keep_election(attempt: AttemptFolder) -> None:
 
 
 def keep(attempt: AttemptFolder) -> None:
-    """Record that a master looks after the attempt, and recovers it.
+    """Record that a master watches the attempt and would recover it.
 
     Raises:
-        ExpectedError: there is no such attempt here.
+        ExpectedError: this node has no such attempt.
     """
     attempt.require()
-    # Its time of change counts, as this comes every few seconds; a full disk keeps that.
+    # Called every few seconds, so only the mtime is changed, which works on a full disk, too.
     with contextlib.suppress(OSError):
         attempt.file(KEPT_FILE).touch(mode=0o600)
 
 
 def close(attempt: AttemptFolder, reason: str) -> None:
-    """Record that the nodes do nothing about the attempt, for good.
+    """Record that the nodes must never recover the attempt.
 
     Raises:
-        ExpectedError: there is no such attempt here, or the disk is full.
+        ExpectedError: this node has no such attempt, or the disk is full.
     """
     attempt.require()
     if not attempt.file(CLOSED_FILE).exists():
@@ -84,9 +84,9 @@ def close(attempt: AttemptFolder, reason: str) -> None:
 
 
 def end_election(attempt: AttemptFolder) -> None:
-    """End the process, and wait until it is gone and nothing listens any more."""
+    """End the process, and wait until it is gone and its port is closed."""
     process = identity_from(read_json(attempt.file(ELECTION_FILE)))
-    # It is the one that asks, when it launches the next attempt.
+    # The election process itself calls this when it launches the next attempt.
     if process is None or process.pid == os.getpid():
         return
     deadline = time.monotonic() + END_TIMEOUT_S

@@ -1,9 +1,9 @@
-"""The newest attempt of a run that this node knows: an older one may not start or commit any more.
+"""The fence of a run: the newest attempt known to this node; older ones may not start or commit.
 
-The trainer reads the same file right before it commits a checkpoint. A claim is a stricter form,
-for a recovery that no person asked for: each number is granted to one claimer alone, and to none
-once an attempt is there that the claimer does not know. So if two claimers each get a majority of
-a run's nodes, one node has granted both, and that node refuses to launch the older one.
+The trainer reads the same file right before it commits a checkpoint. A claim is stricter, for an
+automatic recovery: each number is granted to one claimant only, and not at all if this node has
+launched an attempt that the claimant does not know. If two claimants each get a majority of the
+run's nodes, at least one node has granted both, and it refuses to launch the older attempt.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from agents.errors import explain_os_error
 from agents.state import Home, locked, write_bytes
 
 CLAIM_TIMEOUT_S = 10.0
-"""Wait for a launch of the same run, in seconds."""
+"""Maximum wait for a launch of the same run, in seconds."""
 
 
 def read_fence(home: Home, run_id: str) -> int:
-    """Return the newest attempt number, 0 when there was none yet."""
+    """Return the newest attempt number, or 0 before the first attempt."""
     with contextlib.suppress(OSError, ValueError):
         return int((home.run(run_id) / FENCE).read_text(encoding="ascii"))
     return 0
 
 
 def raise_fence(home: Home, run_id: str, attempt: int) -> int:
-    """Make `attempt` the newest unless a newer one is known; return the newest.
+    """Raise the fence to `attempt` unless it is higher already; return the fence.
 
     Raises:
         ExpectedError: the file cannot be written.
@@ -37,7 +37,7 @@ def raise_fence(home: Home, run_id: str, attempt: int) -> int:
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise explain_os_error(error, f"making the folder {run}") from error
-    # Two servers may raise it at once, and the lower number must not win.
+    # Without the lock, two servers could raise it at the same time and the lower number could win.
     with locked(run / "fence.lock", 10.0, f"The fence of run {run_id} is being written."):
         newest = read_fence(home, run_id)
         if attempt > newest:
@@ -46,22 +46,22 @@ def raise_fence(home: Home, run_id: str, attempt: int) -> int:
 
 
 def find_newest_launched(home: Home, run_id: str) -> int:
-    """Return the newest attempt with an intent on this node; 0: none."""
+    """Return the newest attempt with an intent on this node, or 0."""
     folders = (path.parent.name for path in home.run(run_id).glob(f"{ATTEMPTS}/*/{INTENT_FILE}"))
     return max((attempt_of_folder(name) or 0 for name in folders), default=0)
 
 
 def claim_attempt(home: Home, run_id: str, attempt: int, replaces: int) -> Claim:
-    """Grant an attempt number that nobody got yet, unless one after `replaces` was launched here.
+    """Grant an attempt number unless it was granted before or an attempt after `replaces` started.
 
     Raises:
         ExpectedError: the fence cannot be written, or the run is being launched.
     """
     run = home.run(run_id)
     busy = f"Run {run_id} is being launched."
-    if not run.is_dir():
+    if not run.is_dir():  # the run was deleted, or was never here
         return Claim(is_granted=False, fence=0)
-    # Not between the check of a launch and its intent.
+    # A launch checks the fence and then writes its intent; a claim must not come in between.
     with locked(run / "launch.lock", CLAIM_TIMEOUT_S, busy):
         launched, fence = find_newest_launched(home, run_id), read_fence(home, run_id)
         if launched > replaces or attempt <= fence:

@@ -1,7 +1,7 @@
-"""Notice that the disk of a run's files is full, also on a node that saves no checkpoint.
+"""Detect a full disk on every node of a run, including nodes that save no checkpoints.
 
-A rank that cannot save says so by itself. One that only computes would go on in silence, and its
-log would end without a reason.
+A rank that cannot save reports it itself. A rank that only computes would continue silently, and
+its log would end without a reason.
 """
 
 from __future__ import annotations
@@ -13,17 +13,13 @@ from agents.disk_space import free_bytes, free_files
 FULL_BYTES = 4 << 20
 """Free space below which a disk counts as full, in bytes."""
 FULL_FILES = 16
-"""Files that a disk can still take, below which it counts as full."""
+"""Number of free inodes below which a disk counts as full."""
 INTERVAL_S = 2.0
-"""Time between two looks, in seconds."""
+"""Time between two checks, in seconds."""
 
 
 class FullDiskWatch:
-    """Follows the free space of one folder's disk.
-
-    Args:
-        folder: exists.
-    """
+    """Watch over the free space on the disk of an existing folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,22 +27,23 @@ class FullDiskWatch:
         self._lacks = ""
 
     def look(self, now_s: float) -> str | None:
-        """Return what the disk lacks since this look: `bytes` or `files`; "" if it has room again.
+        """Check the disk if a check is due, and report a change.
 
         Args:
             now_s: time on the monotonic clock, in seconds.
 
         Returns:
-            None: nothing has changed, or it was not looked.
+            `bytes` or `files` if the disk now lacks them, "" if it has room again, None without a
+            change or without a check.
         """
         if now_s < self._next_s:
             return None
         self._next_s = now_s + INTERVAL_S
         try:
             num_bytes, num_files = free_bytes(self._folder), free_files(self._folder)
-        except OSError:  # its disk is gone; ranks will say so
+        except OSError:  # the disk is gone, which the ranks report
             return None
-        factor = 2 if self._lacks else 1  # twice as much again, or it would flap
+        factor = 2 if self._lacks else 1  # hysteresis, so that the state does not flap
         lacks = ""
         if num_bytes < factor * FULL_BYTES:
             lacks = "bytes"

@@ -1,6 +1,7 @@
-"""Append JSON lines to a journal; a full disk loses lines, never the run.
+"""Append JSON lines to a journal; on a full disk lines may be lost, but the run continues.
 
-Space for the next lines is held beforehand, so that only a long time on a full disk loses any.
+Space for the next lines is reserved in advance, so lines are lost only after a long time on a full
+disk.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from typing import Any
 from agents.disk_space import give_back, hold_ahead
 
 _HELD_BYTES = 16 << 10
-"""Space that is held for the next lines, about a hundred."""
+"""Space reserved for the next lines, in bytes; enough for about a hundred."""
 
 
 class AttemptJournal:
-    """One append-only file; each line is one write."""
+    """An append-only file in which each line is one write."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._dropped = 0
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append one line with its kind and the wall clock; count it when it cannot be written."""
+        """Append a line with its kind and the wall-clock time, or count it as dropped."""
         line = {"kind": kind, "time_s": time.time(), **fields}
         if self._dropped:
             line["dropped_before"] = self._dropped
@@ -34,7 +35,7 @@ class AttemptJournal:
         try:
             self._append(data)
         except OSError:
-            self._dropped += 1
+            self._dropped += 1  # the next line reports the gap
         else:
             self._dropped = 0
 
@@ -42,7 +43,7 @@ class AttemptJournal:
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(file).st_size
-            # On a nearly full disk; half a line would spoil the next one.
+            # A nearly full disk may take half a line, which would corrupt the next one.
             if os.write(file, data) != len(data):
                 os.ftruncate(file, size)
                 raise OSError("short write")
@@ -52,9 +53,9 @@ class AttemptJournal:
 
 
 def give_back_all(folder: Path) -> None:
-    """Give back the space that journals hold which nobody appends to any more.
+    """Release the reserved space of all journals in a folder, once their writers have ended.
 
-    A rank that was killed could not do it.
+    A rank that was killed cannot release its own.
     """
     for path in folder.glob("*.jsonl"):
         with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
-"""Start an attempt's supervisor exactly once, however often the request comes.
+"""Start an attempt's supervisor exactly once, even if the request is repeated.
 
-In this order, under the run's launch lock: fence, devices leased, intent durable, supervisor
-started. What fails before the intent leaves nothing behind. A second request for the same attempt
-finds the intent and answers with the state; if the first one died between intent and start, the
-second starts the supervisor.
+The order under the run's launch lock: check the fence, lease the devices, write the intent, start
+the supervisor. A failure before the intent leaves nothing behind. A repeated request finds the
+started attempt and returns its status; if the first one died between intent and start, the second
+starts the supervisor.
 """
 
 from __future__ import annotations
@@ -12,15 +12,8 @@ import os
 import shutil
 from pathlib import Path
 
+from agents.contract import run_layout
 from agents.contract.run import AttemptIntent, AttemptStatus
-from agents.contract.run_layout import (
-    ATTEMPTS,
-    CHECKPOINTS,
-    EXIT_FILE,
-    INTENT_FILE,
-    STARTED_FILE,
-    checkpoint_name,
-)
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, locked, require_name, write_json
@@ -39,16 +32,15 @@ def launch(home: Home, intent: AttemptIntent) -> AttemptStatus:
     """Start this node's part of an attempt and return its status.
 
     Raises:
-        ExpectedError: something that it needs is missing, a device is busy, or a newer attempt
-            exists.
+        ExpectedError: a required file is missing, a device is busy, or a newer attempt exists.
     """
     require_name(intent.run_id, "The run id")
     _check(home, intent)
-    # Ranks whose supervisor was killed hold their devices; older ones of this run are ended below.
-    keep_all_owned(home, besides=intent.run_id)
+    # Ranks without a supervisor would keep their devices busy; older ones of this run end below.
+    keep_all_owned(home, except_run=intent.run_id)
     attempt = AttemptFolder(home, intent.run_id, intent.attempt)
     run = home.run(intent.run_id)
-    # Asked first: a launch makes the folder even if it is then refused.
+    # Checked first: a launch creates the folder even if it is refused afterwards.
     is_new = not run.exists()
     try:
         _launch_locked(attempt, intent)
@@ -67,8 +59,10 @@ def _launch_locked(attempt: AttemptFolder, intent: AttemptIntent) -> None:
         raise explain_os_error(error, f"making the folder {run}") from error
     with locked(run / "launch.lock", LOCK_TIMEOUT_S, f"Run {intent.run_id} is being launched."):
         _refuse_older(attempt, intent)
-        if any(attempt.file(name).exists() for name in (STARTED_FILE, EXIT_FILE)):
-            return
+        if any(
+            attempt.file(name).exists() for name in (run_layout.STARTED_FILE, run_layout.EXIT_FILE)
+        ):
+            return  # a repeated request: the attempt has started already
         devices = [r.device_id for r in intent.ranks if r.node == intent.node]
         held = lease_devices(attempt.home, attempt.tag, devices, intent.node)
         try:
@@ -80,7 +74,7 @@ def _launch_locked(attempt: AttemptFolder, intent: AttemptIntent) -> None:
 
 
 def _check(home: Home, intent: AttemptIntent) -> None:
-    """Refuse an intent that cannot work, before anything is written."""
+    """Refuse an intent that cannot work before anything is written."""
     node = intent.node
     if intent.attempt < 1:
         raise ExpectedError(f"Attempt {intent.attempt} cannot be launched: attempts count from 1.")
@@ -93,13 +87,13 @@ def _check(home: Home, intent: AttemptIntent) -> None:
             f"Node {node} has no training environment at {intent.python}.",
             f"Build it: rackless nodes setup {node}",
         )
-    # Only absolute paths can be checked here; a hub's model name is relative.
+    # A relative path is the name of a model on the hub, which cannot be checked here.
     for what, path in (("model", intent.model_path), ("training data", intent.train_path)):
         if os.path.isabs(path) and not os.path.exists(path):
             raise ExpectedError(f"The {what} is missing on node {node}: {path} does not exist.")
     choose_interface(intent)
     if intent.resume_step is not None:
-        folder = home.checkpoints(intent.run_id) / checkpoint_name(intent.resume_step)
+        folder = home.checkpoints(intent.run_id) / run_layout.checkpoint_name(intent.resume_step)
         if not folder.is_dir():
             raise ExpectedError(
                 f"Node {node} has no checkpoint of step {intent.resume_step}: {folder}"
@@ -117,12 +111,12 @@ def _refuse_older(attempt: AttemptFolder, intent: AttemptIntent) -> None:
 
 
 def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
-    # Before the intent: from here on an older attempt can commit no checkpoint.
+    # Before the intent: from here on, an older attempt cannot commit checkpoints.
     raise_fence(attempt.home, attempt.run_id, attempt.number)
     is_new = not attempt.folder.exists()
     try:
         attempt.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(attempt.file(INTENT_FILE), to_wire(intent))
+        write_json(attempt.file(run_layout.INTENT_FILE), to_wire(intent))
     except OSError as error:
         raise explain_os_error(error, f"making the folder {attempt.folder}") from error
     except ExpectedError:
@@ -132,6 +126,6 @@ def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
 
 
 def _remove_empty(run: Path) -> None:
-    """Remove the folder of a run that was never launched here."""
-    if not (run / ATTEMPTS).exists() and not (run / CHECKPOINTS).exists():
+    """Remove the folder of a run that was never launched on this node."""
+    if not (run / run_layout.ATTEMPTS).exists() and not (run / run_layout.CHECKPOINTS).exists():
         shutil.rmtree(run, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Start the ranks of one node; the seam for another way to start them.
+"""Start the ranks of one node; other ways to start them implement `Launcher`.
 
-Ranks are started directly, with torchrun's environment contract, and not through torchrun, which
-demands equally many ranks on every node and hides how a rank ended. A rank's output goes to its log
-from the first byte, so that even a failed import of our own package can be read there.
+Ranks are started directly with torchrun's environment variables, not by torchrun, which requires
+the same number of ranks on every node and hides how a rank ended. All output of a rank goes to its
+log, including a failed import of our own package.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Launcher(Protocol):
 
 
 class DirectLauncher:
-    """Starts each rank as a process with the environment that torchrun would give it."""
+    """Launcher that starts each rank as a process with torchrun's environment variables."""
 
     def start(
         self, attempt: AttemptFolder, intent: AttemptIntent, placement: RankPlacement
     ) -> RankProcess:
-        """Start the rank in a session of its own, with its output in its log.
+        """Start the rank in its own session, with its output in its log.
 
         Raises:
-            OSError: the interpreter cannot be started, or the log cannot be made.
+            OSError: the interpreter cannot be started or the log cannot be created.
         """
         log_path = attempt.file(rank_log(placement.rank))
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -63,6 +63,7 @@ class DirectLauncher:
         return RankProcess(
             rank=placement.rank,
             device=placement.device,
+            # A rank that has exited already has no readable identity, but is still our child.
             identity=identify(process.pid) or Identity(process.pid, 0, boot_id()),
             attempt=attempt,
             process=process,
@@ -73,22 +74,22 @@ class DirectLauncher:
 def rank_environ(
     attempt: AttemptFolder, intent: AttemptIntent, placement: RankPlacement
 ) -> dict[str, str]:
-    """Return the whole environment of one rank."""
+    """Return the complete environment of one rank."""
     num_local = sum(r.node == intent.node for r in intent.ranks)
     num_threads = intent.num_threads or choose_num_threads(num_local)
     environ = {
-        # Whoever is told of torchrun meets in torchrun's store, which takes anybody.
+        # With these, torch would use torchrun's store, which accepts any caller.
         **{name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name},
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which our device names follow
         # The supervisor ends a hanging rank with SIGABRT to get its stacks into the log.
         "PYTHONFAULTHANDLER": "1",
-        # The last words of a rank that is killed must be in its log.
+        # The last output of a killed rank must reach its log.
         "PYTHONUNBUFFERED": "1",
         **intent.environ,
         # After the user's variables, which must not hide a rank from the sweep.
         **attempt.tag.environ(),
         "RACKLESS_AGENT_HOME": str(attempt.home.path),
-        # Also after them: neither they nor the user's shell say what a rank imports.
+        # Also after them: neither they nor the user's shell may change what a rank imports.
         **python_variables(archive_path()),
         "RANK": str(placement.rank),
         "LOCAL_RANK": str(placement.local_rank),
@@ -104,10 +105,10 @@ def rank_environ(
 
 
 def choose_interface(intent: AttemptIntent) -> str:
-    """Return the interface on which the ranks of this node listen: loopback if it has all of them.
+    """Return the interface for the ranks of this node: loopback if it has all ranks.
 
     Raises:
-        ExpectedError: no interface of this node has the address at which the others reach it.
+        ExpectedError: no interface of this node has its address in the intent.
     """
     if all(place.node == intent.node for place in intent.ranks):
         return LOOPBACK_DEVICE
@@ -115,11 +116,12 @@ def choose_interface(intent: AttemptIntent) -> str:
 
 
 def choose_num_threads(num_local: int) -> int:
-    """Return the CPU threads of a rank: its share of the cores, at most OMP_NUM_THREADS.
+    """Return the number of CPU threads of a rank: its share of the cores, at most OMP_NUM_THREADS.
 
-    Nodes that share one PC set OMP_NUM_THREADS at login to leave each other room: three ranks with
-    two threads each on two cores take ten times as long as with one thread each.
+    Several nodes on one PC limit themselves by OMP_NUM_THREADS at login: three ranks with two
+    threads each on two cores take ten times as long as with one thread each.
     """
+    # Not os.cpu_count(), which ignores the limits of containers and taskset.
     share = max(1, len(os.sched_getaffinity(0)) // num_local)
     named = os.environ.get("OMP_NUM_THREADS", "")
     return min(share, int(named)) if named.isdigit() and int(named) else share

@@ -1,9 +1,9 @@
-"""Lease devices: one lock file per device, locked as long as the supervisor lives.
+"""Leases of devices: one lock file per device, locked while the supervisor lives.
 
-The launching server takes the locks and the supervisor inherits them as open files, so that "busy"
-is answered before anything is written, and the kernel frees a lock with the last process that holds
-it. The file's content names the attempt, for messages and for readers that take no lock. Other work
-on a GPU, such as an export, borrows it in the same way for the duration of its request.
+The launching server takes the locks, and the supervisor inherits them as open files: "busy" is
+reported before anything is written, and the kernel frees a lock with its last holder. The content
+of the file names the attempt, for messages and for readers without a lock. Other work on a GPU,
+such as an export, borrows it in the same way for the duration of its request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.sweep import Tag, describe_unkillable, find_processes, sweep
 
 PATIENCE_S = 1.0
-"""Wait for a supervisor that is just ending to free a device, in seconds."""
+"""Maximum wait for an ending supervisor to free a device, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class Holder:
     name: str
     """Name of the work, such as `run r-1` or `the export of run r-1`."""
     run_id: str | None
-    """Id of the run; None: it is no run, or one that has not signed the lock yet."""
+    """Id of the run; None for other work, or a run that has not signed the lock yet."""
     master: MasterIdentity | None = None
-    """Master that launched the run; None: not known, or it is no run."""
+    """Master that launched the run; None if unknown or for other work."""
 
     def describe(self) -> str:
-        """Return its name with the master, since the reader may have another one."""
+        """Return the name and the master, because the reader may use another master."""
         master = self.master
         return f"{self.name} of {master.user} on {master.host}" if master else self.name
 
 
 class BorrowedError(ExpectedError):
-    """Raised when the work on a device is no run, or has not signed the lock yet."""
+    """Raised when the work on a device is not a run, or has not signed the lock yet."""
 
     def __init__(self, message: str, name: str) -> None:
         super().__init__(
@@ -58,14 +58,14 @@ class BorrowedError(ExpectedError):
 
 
 def lease_devices(home: Home, tag: Tag, device_ids: list[str], node: str) -> list[int]:
-    """Lock each device and return the open files; the caller must close or hand them on.
+    """Lock each device and return the open files; the caller must close them or pass them on.
 
     Raises:
-        ExpectedError: a device is held by another attempt, or its leftovers still run.
+        ExpectedError: another attempt holds a device, or its leftover processes still run.
     """
     held: list[int] = []
     try:
-        # In a fixed order: otherwise two launches could each hold a device that the other needs.
+        # A fixed order: otherwise two launches could each hold a device that the other needs.
         for device_id in sorted(set(device_ids)):
             held.append(_lease(home, tag, device_id, node))
     except BaseException:
@@ -84,13 +84,13 @@ def release(held: list[int]) -> None:
 def borrow_device(
     home: Home, device_id: str, work: str, node: str, wait: Callable[[str], bool]
 ) -> Iterator[None]:
-    """Hold a device inside the block, for work that is no run.
+    """Hold a device within the block, for work that is not a run.
 
     Args:
-        home: of the agent.
-        device_id: the uuid of a GPU.
+        home: home of the agent.
+        device_id: UUID of a GPU.
         work: name of the work, such as `the export of run r-1`.
-        node: its name, for the message.
+        node: name of this node, for the message.
         wait: called with the name of other work, unless it is a run; returns False to give up.
 
     Raises:
@@ -110,7 +110,7 @@ def borrow_device(
         yield
     finally:
         with contextlib.suppress(OSError):
-            _write(lock, {})  # this process lives on, so its identity would look like a holder
+            _write(lock, {})  # this process stays alive, so its identity would look like a holder
         os.close(lock)
 
 
@@ -121,18 +121,18 @@ def sign(held: list[int], tag: Tag, identity: dict[str, Any]) -> None:
 
 
 def _write(lock: int, content: dict[str, Any]) -> None:
-    # In place, not by a rename: a new file would not carry the lock.
+    # In place, not by a rename: a new file would not be locked.
     text = json.dumps(content).encode("ascii")
     os.pwrite(lock, text, 0)
-    # A longer text from an earlier holder would otherwise leave its end behind.
+    # An earlier holder may have written a longer text.
     os.ftruncate(lock, len(text))
 
 
 @contextlib.contextmanager
 def announce(home: Home, device_id: str, work: str) -> Iterator[None]:
-    """Name work on a device inside the block; unlike a lease it keeps nobody else away.
+    """Announce work on a device within the block, without excluding other work.
 
-    Merges, previews and chats share a device with others, but whoever sees it busy must learn why.
+    Merges, previews and chats share a device; the announcement explains why it is busy.
     """
     identity = identify(os.getpid())
     path = home.leases / f"work-{os.getpid()}-{secrets.token_hex(4)}.json"
@@ -146,7 +146,7 @@ def announce(home: Home, device_id: str, work: str) -> Iterator[None]:
 
 
 def find_uses(home: Home, device_ids: Sequence[str]) -> dict[str, Holder]:
-    """Return the work of Rackless on each device that has any; takes no lock."""
+    """Return the work of Rackless on each busy device; takes no lock."""
     found: dict[str, Holder] = {}
     for path in home.leases.glob("work-*.json"):
         said, identity = read_json(path), identity_from(read_json(path))
@@ -154,7 +154,7 @@ def find_uses(home: Home, device_ids: Sequence[str]) -> dict[str, Holder]:
             path.unlink(missing_ok=True)  # its process was killed
         else:
             found[str(said.get("device"))] = Holder(str(said.get("work")), None)
-    # A lease says more: whoever holds it has the device for itself.
+    # A lease takes precedence, because it is exclusive.
     held = {device_id: find_holder(home, device_id) for device_id in device_ids}
     found |= {device_id: holder for device_id, holder in held.items() if holder is not None}
     return {device_id: found[device_id] for device_id in device_ids if device_id in found}
@@ -162,6 +162,7 @@ def find_uses(home: Home, device_ids: Sequence[str]) -> dict[str, Holder]:
 
 def is_any_held(home: Home) -> bool:
     """Return whether any device of this node is in use; takes no lock."""
+    # Not by trying the locks: a trial would make a concurrent launch see a busy device.
     for path in home.leases.glob("*.lock"):
         holder = identity_from(read_json(path))
         if holder is not None and holder.is_alive():
@@ -170,7 +171,7 @@ def is_any_held(home: Home) -> bool:
 
 
 def find_job(home: Home) -> str:
-    """Return the name of work on this node that is no run; takes no lock; empty: there is none."""
+    """Return the name of work other than a run on this node, or an empty string; takes no lock."""
     for path in (*home.leases.glob("work-*.json"), *home.leases.glob("*.lock")):
         holder = _read_holder(home, path)
         if holder is not None and holder.run_id is None:
@@ -179,7 +180,7 @@ def find_job(home: Home) -> str:
 
 
 def find_holder(home: Home, device_id: str) -> Holder | None:
-    """Return the work that uses a device; takes no lock; None: it is free."""
+    """Return the work that uses a device, or None if it is free; takes no lock."""
     return _read_holder(home, _lock_file(home, device_id))
 
 
@@ -197,6 +198,7 @@ def _read_holder(home: Home, path: Path) -> Holder | None:
 def _read_master(home: Home, run_id: str, attempt: object) -> MasterIdentity | None:
     if not isinstance(attempt, int) or not is_safe_name(run_id):
         return None
+    # The id comes from a file, so it was checked before it became part of a path.
     intent = AttemptFolder(home, run_id, attempt).read_intent()
     return intent.master if intent else None
 
@@ -226,7 +228,7 @@ def _busy(home: Home, path: Path, device_id: str, node: str) -> ExpectedError:
     message = f"Node {node} is already busy: {holder.describe()} uses {_name(device_id)}."
     if holder.run_id is None:
         return BorrowedError(message, holder.name)
-    # The reader's master may not know the run, but the node does.
+    # With --node, because the reader's master may not know the run.
     stop = f"rackless runs stop {holder.run_id} --node {node}"
     return ExpectedError(message, f"Wait for it, or stop it: {stop}", topic="gpu-in-use")
 
@@ -236,11 +238,11 @@ def _require_no_leftovers(
 ) -> None:
     """Refuse a device whose last supervisor was killed while its ranks still run.
 
-    Leftovers of an older attempt of the same run are ended: the new attempt replaces it.
+    Leftover processes of an older attempt of the same run are ended, because it is replaced.
     """
     last = read_json(path) or {}
     run_id, attempt = last.get("run_id"), last.get("attempt")
-    # Work that is no run leaves no ids, and its programs end with their request.
+    # Other work leaves no ids, and its programs end with their request.
     if not isinstance(run_id, str) or not isinstance(attempt, int):
         return
     # A repeated launch of the same attempt must not count its own processes as leftovers.

@@ -1,7 +1,7 @@
-"""Let the ranks of this node save what they hold when another rank was lost, within a bound.
+"""Let the ranks of this node save their state, within a time limit, after another rank was lost.
 
-A rank that notices the loss saves by itself. One that waits for a silent node in a collective
-notices nothing, so all are asked by a file; a thread of each heeds it, saves, and ends the rank.
+A rank that detects the loss saves by itself. A rank that waits for a silent node in a collective
+does not detect it. So all are asked by a file, and a thread in each rank saves and ends it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ from agents.supervisor.rank_group import RankGroup
 from agents.supervisor.stalls import LOOP_PHASES
 
 LOSS_GRACE_S = 20.0
-"""Time for a rank that saves, in seconds; then it is ended without."""
+"""Maximum time for a rank to save, in seconds; afterwards it is ended."""
 ANSWER_S = 2.0
-"""Time for a rank to begin to save, and to end after that, in seconds; one that hangs does
+"""Maximum time for a rank to begin to save, and to end after it, in seconds; a rank that hangs does
 neither."""
 _LOOK_S = 0.1
 
 
 def let_save(group: RankGroup, attempt: AttemptFolder, is_over: Callable[[], bool]) -> None:
-    """Return once all ranks have ended, none is saving any more, or `is_over` says so.
-
-    At once where none trains, since there is nothing to save.
-    """
+    """Wait until all ranks have ended, none is saving any more, or `is_over` returns True."""
     if not has_begun(group):
-        return
+        return  # nothing to save yet
     with contextlib.suppress(ExpectedError):  # the disk is full: nothing can be saved either
         write_json(attempt.file(LOSS_FILE), {"requested_s": time.time()})
     began_s = saving_s = time.monotonic()
@@ -45,7 +42,7 @@ def let_save(group: RankGroup, attempt: AttemptFolder, is_over: Callable[[], boo
 
 
 def has_begun(group: RankGroup) -> bool:
-    """Return whether a living rank has got as far as the training, so that it holds a state."""
+    """Return whether a living rank has reached the training loop, and thus has state to save."""
     return any(phase in LOOP_PHASES for phase in _read_phases(group))
 
 

@@ -1,29 +1,71 @@
-"""Tell a network that is away for a while from ranks that hang.
+"""Find unreachable nodes, and distinguish a network outage from ranks that hang.
 
-While ranks stand still, the other nodes of the attempt are asked whether they answer. As long as
-one does not, the ranks wait for it, up to the time that a person has chosen. Once all answer again,
-they get as long again as the outage took: the kernel doubles its pauses between tries to send.
+While ranks wait, the supervisor probes the other nodes of the attempt. If one does not answer, the
+ranks may wait for it, for as long as the user has chosen (`outage_s`). Once all answer again, the
+ranks get as much time again as the outage lasted, because the kernel doubles its retransmission
+timeout with each try.
+
+A living PC answers a TCP connection to any port, by accepting or refusing it; a PC that is off or
+disconnected does neither.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from agents.contract.run import AttemptIntent
-from agents.supervisor.peers import find_unreachable
 
+PROBE_TIMEOUT_S = 4.0
+"""Maximum time for an answer, in seconds; Linux needs 3 s to find that no PC has an address."""
+SSH_PORT = 22
 ASKED_AFTER_S = (1.0, 5.0)
-"""Shortest and longest silence of a rank after which the other nodes are asked, in seconds; in
-between it is half of the time that a person has chosen."""
+"""Shortest and longest wait of a rank before the other nodes are probed, in seconds; between these,
+half of the outage time that the user has chosen."""
 PAUSE_S = 2.0
-"""Time between two questions, in seconds."""
-GOING_ON_S = 10.0
-"""Least time for ranks to go on after an outage, in seconds."""
+"""Time between two probes, in seconds."""
+RECOVERY_S = 10.0
+"""Minimum time for ranks to continue after an outage, in seconds."""
+
+
+def find_silent_peers(intent: AttemptIntent) -> tuple[str, ...]:
+    """Return the other nodes of the attempt that do not answer at their addresses, in order."""
+    others = {name: address for name, address in intent.addresses.items() if name != intent.node}
+    # Two ports, because a firewall may drop the packets to one of them.
+    probes = [(a, port) for a in others.values() for port in (SSH_PORT, intent.master_port)]
+    if not probes:
+        return ()
+    with ThreadPoolExecutor(len(probes)) as pool:
+        answers = dict(zip(probes, pool.map(_answers, probes), strict=True))
+    found = {address for (address, _), answer in answers.items() if answer}
+    return tuple(name for name, address in others.items() if address not in found)
+
+
+def find_unreachable(intent: AttemptIntent) -> tuple[str, ...]:
+    """Return the same as `find_silent_peers`, with one probe per node, for repeated use."""
+    others = {name: address for name, address in intent.addresses.items() if name != intent.node}
+    # The port of the store: rank 0's node accepts, the others refuse. Not the SSH port: sshd counts
+    # connections without a login and would lock out the master if it runs on one of these nodes.
+    doors = [(address, intent.master_port) for address in others.values()]
+    with ThreadPoolExecutor(max(1, len(doors))) as pool:
+        answers = list(pool.map(_answers, doors))
+    return tuple(name for name, answer in zip(others, answers, strict=True) if not answer)
+
+
+def _answers(door: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(door, PROBE_TIMEOUT_S).close()
+    except (ConnectionRefusedError, ConnectionResetError):
+        return True  # a refusal comes from a living kernel
+    except OSError:
+        return False
+    return True
 
 
 class OutageWatch:
-    """Follows which other nodes can be reached, on a thread of its own while somebody waits."""
+    """Watch over the reachability of the other nodes; it probes in a thread while ranks wait."""
 
     def __init__(
         self,
@@ -32,32 +74,33 @@ class OutageWatch:
     ) -> None:
         self._intent = intent
         self._ask = ask
-        self._asked_after_s = sorted((*ASKED_AFTER_S, intent.outage_s / 2))[1]
+        self._asked_after_s = sorted((*ASKED_AFTER_S, intent.outage_s / 2))[1]  # clamped
         self._thread: threading.Thread | None = None
         self._answer: tuple[str, ...] | None = None
         self._due_s = 0.0
         self.silent: tuple[str, ...] = ()
-        """Nodes that did not answer the last question."""
+        """Nodes that did not answer the last probe."""
         self._healed_s: float | None = None
         self._outage_s = 0.0
 
     def look(self, waits_s: float, now_s: float) -> None:
-        """Take the last answer, and ask again while ranks wait.
+        """Use the result of the last probe, and probe again while ranks wait.
 
         Args:
-            waits_s: time for which a rank has waited for other nodes, in seconds; 0: none does.
+            waits_s: longest current wait of any rank for its peers, in seconds (0 if none).
             now_s: time on the monotonic clock, in seconds.
         """
         if waits_s < self._asked_after_s or not self._intent.addresses:
             self.silent, self._healed_s, self._answer = (), None, None
             return
+        # A probe may last for its timeout, and the supervisor must not be blocked by it.
         if self._thread is not None and self._thread.is_alive():
             return
         answer, self._answer = self._answer, None
         if answer:
             self.silent, self._healed_s = answer, None
         elif answer is not None and self.silent:
-            # The wait began with the outage, or soon after.
+            # The ranks began to wait with the outage or shortly after, so the wait is its length.
             self.silent, self._healed_s, self._outage_s = (), now_s, waits_s
         if now_s >= self._due_s:
             self._due_s = now_s + PAUSE_S
@@ -65,12 +108,12 @@ class OutageWatch:
             self._thread.start()
 
     def excuses(self, waits_s: float, now_s: float) -> bool:
-        """Return whether a rank that has waited for `waits_s` may wait on."""
+        """Return whether a rank that has waited for `waits_s` may continue to wait."""
         if self.silent:
             return waits_s < self._intent.outage_s
         if self._healed_s is None:
             return False
-        return now_s - self._healed_s < max(GOING_ON_S, min(self._outage_s, self._intent.outage_s))
+        return now_s - self._healed_s < max(RECOVERY_S, min(self._outage_s, self._intent.outage_s))
 
     def _find(self) -> None:
         self._answer = self._ask(self._intent)

@@ -1,4 +1,4 @@
-"""Hold one started rank of this node, and read its heartbeat, journal and log."""
+"""One started rank of this node, with its heartbeat, journal and log."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ LOG_LINE_CHARACTERS = 400
 
 @dataclass
 class RankProcess:
-    """One rank of this node; the supervisor alone changes it."""
+    """One rank of this node; only the supervisor changes it."""
 
     rank: int
     device: str
     identity: Identity
     attempt: AttemptFolder
     started_s: float
-    """Time of its start, or of its adoption, on the monotonic clock, in seconds."""
+    """Time of its start or adoption on the monotonic clock, in seconds."""
     process: subprocess.Popen[bytes] | None = None
-    """Child of this process; None: it was adopted, so that nobody can wait for it."""
+    """Child process; None for an adopted rank, which has another parent."""
     exit_code: int | None = None
-    """Exit code; negative: the signal that ended it; None: it still runs, or an adopted rank left
-    no record of its end."""
+    """Exit code, negative for the signal that ended it; None while it runs, or if an adopted rank
+    left no record of its end."""
     ended_s: float | None = None
-    """Time of its end on the monotonic clock, in seconds; None: it still runs."""
+    """Time of its end on the monotonic clock, in seconds; None while it runs."""
     kill_cause: str = ""
-    """Who killed it, of a rank that SIGKILL has ended, as far as the kernel tells."""
+    """Explanation of a SIGKILL, as far as the kernel reports it."""
     _sent: set[int] = field(default_factory=set)
-    """Signals that its supervisor has sent."""
+    """Signals that the supervisor has sent to it."""
 
     @property
     def pid(self) -> int:
@@ -51,14 +51,13 @@ class RankProcess:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended, and not with exit code 0."""
+        """True if it has ended with an exit code other than 0."""
         return self.has_ended and self.exit_code != 0
 
     @property
     def was_ended(self) -> bool:
-        """Whether a signal of its supervisor has ended it, as one that still loads does not heed
-        it.
-        """
+        """True if a signal of the supervisor killed it, as before a rank has installed handlers."""
+        # Python reports death by signal N as exit code -N.
         return self.exit_code is not None and -self.exit_code in self._sent
 
     @property
@@ -70,29 +69,30 @@ class RankProcess:
         return self.folder / rank_log(self.rank)
 
     def send_signal(self, number: int) -> None:
-        """Signal the rank, if it still runs."""
+        """Signal the rank if it still runs."""
         if self.has_ended:
             return
         self._sent.add(number)
+        # An adopted rank is not a child, so its pid may have been reused.
         if self.process is None:
             send_signal(self.attempt.tag, self.pid, number)
         else:
-            # The pid cannot be another process's as long as we have not waited for it.
+            # The kernel cannot reuse the pid before the child is reaped.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def note_end(self, exit_code: int | None) -> None:
-        """Record that the process is gone."""
+        """Record that the process has ended."""
         self.exit_code, self.ended_s = exit_code, time.monotonic()
         if self.process is not None:
-            # Popen cannot wait for a child that was reaped elsewhere.
+            # The child was reaped elsewhere, so Popen could not get its exit code.
             self.process.returncode = exit_code
 
     def notice_end(self) -> bool:
         """Return whether an adopted rank has ended since the last call."""
         if self.process is not None or self.has_ended or self.identity.is_alive():
             return False
-        # Its exit code went to the init process: its journal says what it recorded of its end.
+        # Its exit code went to another parent; its journal has its own record of the end.
         self.note_end(read_rank_end(self.attempt, self.rank).exit_code)
         return True
 
@@ -100,14 +100,15 @@ class RankProcess:
         return read_json(self.folder / rank_heartbeat(self.rank)) or {}
 
     def read_last(self, kind: str) -> dict[str, Any]:
-        """Return the newest journal line of this kind, empty when there is none."""
+        """Return the newest journal line of this kind, or an empty dict."""
         return read_rank_line(self.attempt, self.rank, kind)
 
     def read_log_tail(self) -> list[str]:
-        """Return the last lines of its output that are not blank."""
+        """Return the last non-blank lines of its output."""
         try:
             with open(self.log_path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
+                # A rank may have printed gigabytes.
                 file.seek(max(0, size - LOG_TAIL_BYTES))
                 text = file.read().decode("utf-8", "replace")
         except OSError:

@@ -1,8 +1,8 @@
-"""Ranks of this node that lost others and may go on in their processes: what they do, and where.
+"""Regrouping on this node: state of ranks that lost others, and their requests to join or give up.
 
-The processes beside the supervisors decide (`agents.contract.regroup`). A node takes part in a new
-group only under the lock of a launch, and never once it has promised a newer attempt to anyone: so
-a recovery that was claimed and a group that goes on exclude each other.
+The election processes decide (`agents.contract.regroup`). A node joins a new group only under the
+launch lock, and never after it has granted a newer attempt, so a claimed recovery and a continuing
+group exclude each other.
 """
 
 from __future__ import annotations
@@ -10,16 +10,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from agents.contract import run_layout
 from agents.contract.regroup import Regroup, may_regroup
 from agents.contract.run import AttemptIntent
-from agents.contract.run_layout import (
-    INTERRUPT_FILE,
-    LOSS_FILE,
-    REGROUP_FILE,
-    STARTED_FILE,
-    STOP_FILE,
-    rank_heartbeat,
-)
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.state import boot_id, identity_from, locked, read_json, write_json
@@ -33,36 +26,40 @@ from agents.supervisor.attempt import (
 from agents.supervisor.fence import find_newest_launched, read_fence
 
 PHASE = "regrouping"
-"""Phase of a rank that has left its group and waits."""
+"""Phase of a rank that has left its group and waits for a new one."""
 LOCK_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalRanks:
-    """The ranks of this node, as far as a new group depends on them."""
+    """State of this node's ranks, as far as a new group depends on it."""
 
     step: int = 0
-    """Newest step that they have done."""
+    """Newest completed step of any rank."""
     generation: int = 0
     waits: bool = False
-    """Whether all of them live and wait at the same step."""
+    """True if all ranks are alive and wait at the same step."""
     has_lost_rank: bool = False
-    """Whether one has ended without a record of it: it was killed, or it crashed."""
+    """True if a rank has ended without a record, by a kill or a crash."""
 
 
-def look_at_ranks(attempt: AttemptFolder) -> LocalRanks:
-    """Return what the ranks of this node do now."""
-    rows = (read_json(attempt.file(STARTED_FILE)) or {}).get("ranks") or []
+def read_local_ranks(attempt: AttemptFolder) -> LocalRanks:
+    """Return the current state of this node's ranks."""
+    rows = (read_json(attempt.file(run_layout.STARTED_FILE)) or {}).get("ranks") or []
     beats, alive = [], []
     for row in rows:
         identity = identity_from({**row, "boot_id": boot_id()})
-        beats.append(read_json(attempt.file(rank_heartbeat(row["rank"]))) or {})
+        beats.append(read_json(attempt.file(run_layout.rank_heartbeat(row["rank"]))) or {})
         alive.append(identity is not None and identity.is_alive())
     if not rows:
         return LocalRanks()
     steps = [int(beat.get("step") or 0) for beat in beats]
+    # All ranks of a node must be at the same point, or their states would differ.
     places = {(beat.get("phase"), beat.get("step"), beat.get("generation", 0)) for beat in beats}
-    is_asked_to_end = any(attempt.file(name).exists() for name in (STOP_FILE, LOSS_FILE))
+    # Ranks that were asked to end will not join a group, even if they still wait.
+    is_asked_to_end = any(
+        attempt.file(name).exists() for name in (run_layout.STOP_FILE, run_layout.LOSS_FILE)
+    )
     return LocalRanks(
         step=max(steps),
         generation=max(read_generation(attempt, row["rank"]) for row in rows),
@@ -81,7 +78,7 @@ def join_group(attempt: AttemptFolder, wanted: Regroup) -> None:
     """Let the ranks of this node join a new group.
 
     Raises:
-        ExpectedError: they do not wait for it, or a newer attempt was promised to someone.
+        ExpectedError: they do not wait for it, or this node has granted a newer attempt.
     """
     run = attempt.home.run(attempt.run_id)
     with locked(run / "launch.lock", LOCK_TIMEOUT_S, f"Run {attempt.run_id} is being launched."):
@@ -90,26 +87,28 @@ def join_group(attempt: AttemptFolder, wanted: Regroup) -> None:
             find_newest_launched(attempt.home, attempt.run_id),
         )
         if newest > attempt.number:
-            raise ExpectedError(f"Attempt {newest} was promised already.")
-        known, ranks = read_regroup(attempt), look_at_ranks(attempt)
+            raise ExpectedError(f"This node has already granted attempt {newest}.")
+        known, ranks = read_regroup(attempt), read_local_ranks(attempt)
+        # Each generation is joined once: a repeated or late request must not form a second group.
         is_next = wanted.generation == ranks.generation + 1
         if not ranks.waits or not is_next or (known and known.generation >= wanted.generation):
             raise ExpectedError(f"The ranks do not wait for generation {wanted.generation}.")
-        write_json(attempt.file(REGROUP_FILE), to_wire(wanted))
+        write_json(attempt.file(run_layout.REGROUP_FILE), to_wire(wanted))
 
 
 def give_up(attempt: AttemptFolder) -> None:
-    """Let the ranks of this node save what they hold, and end.
+    """Let the ranks of this node save their state and end.
 
     Raises:
-        ExpectedError: the disk is full; they do it by themselves after a while.
+        ExpectedError: the disk is full; the ranks then end by their own timeout.
     """
-    if not attempt.file(LOSS_FILE).exists():
-        write_json(attempt.file(LOSS_FILE), {"requested_s": time.time()})
+    # The same file as in `loss`: a thread of each rank saves and ends it.
+    if not attempt.file(run_layout.LOSS_FILE).exists():
+        write_json(attempt.file(run_layout.LOSS_FILE), {"requested_s": time.time()})
 
 
 class RegroupWatch:
-    """Follows for the supervisor which group its ranks belong to."""
+    """Watch of the supervisor over the group of its ranks."""
 
     def __init__(self, attempt: AttemptFolder, intent: AttemptIntent) -> None:
         self._attempt = attempt
@@ -117,32 +116,34 @@ class RegroupWatch:
         self._interrupted = -1
         self._may_regroup = may_regroup(intent)
         self.intent = intent
-        """Intent with the addresses of those nodes alone that are still in the group."""
+        """Intent with the addresses of only those nodes that are still in the group."""
 
     def look(self) -> bool:
         """Return whether the ranks have joined another group since the last call."""
-        if not self._may_regroup or not self._attempt.file(REGROUP_FILE).exists():
+        if not self._may_regroup or not self._attempt.file(run_layout.REGROUP_FILE).exists():
             return False
-        generation = look_at_ranks(self._attempt).generation
+        generation = read_local_ranks(self._attempt).generation
         group = find_group(self._attempt, generation)
         if group is None or generation == self._generation:
             return False
         self._generation = generation
+        # Nodes that were left out must not be probed any more: they do not answer.
         kept = {name: a for name, a in self.intent.addresses.items() if name in group.nodes}
         self.intent = replace(self.intent, addresses=kept, master_port=group.port)
         return True
 
     def waits(self) -> bool:
-        """Return whether the ranks have lost others and wait until they may go on."""
-        return self._may_regroup and look_at_ranks(self._attempt).waits
+        """Return whether the ranks have lost others and wait for a new group."""
+        return self._may_regroup and read_local_ranks(self._attempt).waits
 
     def interrupt(self) -> bool:
-        """Ask the ranks to leave a group that has lost a node; return whether that was new."""
+        """Ask the ranks, once per generation, to leave their group; return whether it did."""
+        # Once per generation: if the ranks do not react, they hang and are ended.
         if not self._may_regroup or self._interrupted == self._generation:
             return False
         try:
             asked = {"generation": self._generation, "requested_s": time.time()}
-            write_json(self._attempt.file(INTERRUPT_FILE), asked)
+            write_json(self._attempt.file(run_layout.INTERRUPT_FILE), asked)
         except ExpectedError:  # the disk is full
             return False
         self._interrupted = self._generation

@@ -1,7 +1,7 @@
-"""Tell whether a rank failed because the server with its model or data does not answer.
+"""Determine whether a rank failed because the file server of its model or data does not answer.
 
-What a rank sees of that differs: an error of reading, a stale handle, SIGBUS in a file that is
-mapped, or a read that never ends. So the files are asked for once more, by another process.
+The symptoms differ: a read error, a stale handle, SIGBUS in a mapped file, or a read that never
+returns. So another process tries to open the files again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agents.state import agent_command, archive_path
 from agents.supervisor.verdict import AttemptOutcome
 
 PROBE_S = 10.0
-"""Time in which the files of a share have to be opened, in seconds."""
+"""Maximum time to open the files of a share, in seconds."""
 _LOOK_S = 0.02
 _CAUSES = ("error", "crashed", "stalled")
 _LOST_HANDLE = ("stale file handle", "estale", "host is down", "transport endpoint")
@@ -28,7 +28,7 @@ _LOST_HANDLE = ("stale file handle", "estale", "host is down", "transport endpoi
 def name_share(
     outcome: AttemptOutcome, intent: AttemptIntent, probe_s: float = PROBE_S
 ) -> AttemptOutcome:
-    """Return the outcome of an attempt, with the share as its cause where one does not answer."""
+    """Return the outcome, with a share as its cause if one does not answer."""
     if outcome.state != "failed" or outcome.cause not in _CAUSES or not intent.shared:
         return outcome
     for place, problem in find_silent(intent.shared, probe_s):
@@ -41,27 +41,29 @@ def name_share(
             cause="share_lost",
             peer_lost=False,
         )
-    # It is back already, and files that were open stay lost to those who had opened them.
+    # The share may be back already, but files opened before the outage stay stale.
     if any(sign in outcome.message.lower() for sign in _LOST_HANDLE):
         return replace(outcome, cause="share_lost", peer_lost=False)
     return outcome
 
 
 def find_silent(places: Sequence[SharedPlace], probe_s: float) -> list[tuple[SharedPlace, str]]:
-    """Return the places that cannot be read, and why; all are asked at once.
+    """Return the places that cannot be read, with the reason; all are probed in parallel.
 
     Args:
-        places: on this node.
-        probe_s: time for all of them, in seconds.
+        places: places on this node.
+        probe_s: maximum time for all places, in seconds.
     """
     deadline = time.monotonic() + probe_s
+    # Processes, not threads: a thread blocked on a lost server could not be abandoned.
     asked = [(place, _start_probe(place.path)) for place in places]
     found = []
     for place, process in asked:
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if process.poll() is None:
-            process.kill()  # and not waited for: what waits for a server may not even end by this
+            # Not waited for: a process in uninterruptible I/O on a lost server ignores SIGKILL.
+            process.kill()
             found.append((place, f"no answer within {probe_s:.0f} s"))
         elif process.returncode and process.stdout is not None:
             said = process.stdout.read().decode("utf-8", "replace").strip()

@@ -1,14 +1,14 @@
-"""Detect a rank that hangs, and name the one that most likely blocks the others.
+"""Detect a rank that hangs, and find the one that most likely blocks the others.
 
 A rank writes its heartbeat from the training loop itself, so that no thread can hide a hang. When
-one hangs, all others wait for it in the next collective; the culprit is the one that is stopped or
-stuck in the kernel, else the one furthest behind. Times are of the kernel's monotonic clock, which
-all processes share and which pauses while the PC sleeps.
+one rank hangs, all others wait for it in the next collective; the culprit is a rank that is stopped
+or stuck in the kernel, else the one that is furthest behind. Times are those of the monotonic
+clock, which all processes share and which pauses while the PC sleeps.
 
-A standstill is named before anything ends: a stopped process within two seconds, a rank without a
-step after ten times its usual silence and at least ten seconds. It is ended then only where the
-cause is sure: the process is stopped, or it computes nothing and waits for no other node. Others
-get a minute, since a rank may compile in the middle of the training, and a network may come back.
+A standstill is reported before any rank is ended: a stopped process within two seconds, a rank
+without a step after ten times its usual silence, but not before ten seconds. The rank is ended then
+only if the cause is certain: it is stopped, or it uses no CPU and has no other node to wait for.
+Others get a minute, because a rank may compile during training and a network may recover.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from agents.contract.run import AttemptIntent
 from agents.supervisor.ranks import RankProcess
 
 TRAINING_LIMIT_S = 60.0
+"""Default maximum silence of a rank that trains, in seconds."""
 NAMED_AFTER_S = 10.0
-"""Least silence of a rank that is called a standstill, in seconds."""
+"""Minimum silence of a rank before a standstill is reported, in seconds."""
 CUT_AFTER_S = 1.0
-"""Least wait of a rank that is called a standstill while another node does not answer, in s."""
+"""Minimum wait before a standstill is reported while another node does not answer, in seconds."""
 STEPS_KNOWN = 5
 """Number of steps after which a rank's usual silence is known."""
 STOPPED_CHECKS = 3
-"""Number of checks in a row that find a process stopped before that is named: programs that limit
-the use of a CPU stop processes for moments."""
+"""Number of consecutive checks that must find a process stopped before it is reported; tools that
+limit CPU use stop processes for moments."""
 IDLE_S = 2.0
-"""Time over which the use of the CPU is measured, in seconds."""
+"""Time over which CPU use is measured, in seconds."""
 IDLE_SHARE = 0.1
-"""Share of one core below which a rank computes nothing."""
+"""CPU use below which a rank counts as idle, as a share of one core."""
 OTHER_LIMIT_S = 600.0
 """Limit for loading, warm-up, saving and evaluation, and before the first heartbeat, in seconds."""
 STEPS_ALLOWED = 10
@@ -44,17 +45,17 @@ STEPS_ALLOWED = 10
 ABSENCE_S = 10.0
 """Gap between two checks that shows that this process itself was paused, in seconds."""
 REMOTE_PATIENCE_S = 5.0
-"""Extra time for a rank that merely waits, when other nodes have ranks too, in seconds."""
+"""Extra time for a rank that only waits if other nodes have ranks, too, in seconds."""
 LOOP_PHASES = (
     "training", "adapting", "evaluating", "saving", "paused", "cooling", "tracing",
     "regrouping", "done",
 )  # fmt: skip
-"""Phases of a rank that has got as far as the training."""
+"""Phases of a rank that has reached the training loop."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A rank that was silent for longer than its phase allows."""
+    """A rank that was silent for longer than its phase permits."""
 
     rank: RankProcess
     phase: str
@@ -63,7 +64,7 @@ class Stall:
     process_state: str
     """State in /proc/PID/stat: T stopped, D stuck in the kernel, R busy, S waiting."""
     maybe_remote: bool
-    """Whether the cause may be a rank on another node."""
+    """True if the cause may be a rank on another node."""
 
 
 @dataclass
@@ -73,43 +74,43 @@ class _Track:
     step: int | None = None
     phase: str = "loading"
     silences_s: deque[float] = field(default_factory=lambda: deque(maxlen=50))
-    """Longest silence in each of the last steps, or looks where a look finds several steps; a rank
-    also beats between micro-batches."""
+    """Longest silence per recent step (per poll if a poll spans several), in seconds; a rank also
+    writes heartbeats between micro-batches."""
     silence_s: float = 0.0
     """Longest silence in the current step, in seconds."""
     foreseen_step_s: float = 0.0
-    """Step time that the rank forecast from its warm-up, until it has done a step, in seconds."""
+    """Step time that the rank forecast in its warm-up, used until its first step, in seconds."""
     num_stopped: int = 0
-    """Number of checks in a row that found its process stopped."""
+    """Number of consecutive checks that found its process stopped."""
     stopped_s: float = 0.0
-    """Time of the first of these, in seconds."""
+    """Time of the first of these checks, in seconds."""
     cpu: tuple[float, float] | None = None
-    """Time, and seconds of CPU used until then, when it was first found silent for long."""
+    """Time and CPU time used until then at the last measurement of a silent rank, in seconds."""
     is_idle: bool = False
-    """Whether it has computed nothing since then."""
+    """True if it used no CPU over the last measurement."""
     waits_since_s: float | None = None
-    """Time since which it has waited for other ranks in a phase that may take long."""
+    """Time since which it waits for other ranks in a phase that may take long, in seconds."""
 
 
 class StallWatch:
-    """Follows the heartbeats of this node's ranks."""
+    """Watch over the heartbeats of this node's ranks."""
 
     def __init__(self, ranks: list[RankProcess], intent: AttemptIntent) -> None:
         self._tracks = [_Track(rank, rank.started_s) for rank in ranks]
         self._looked_s = max((rank.started_s for rank in ranks), default=0.0)
-        # Time of the last pause of this process, before which no wait counts.
+        # Time of the last pause of this process; waits before it do not count.
         self._paused_s = 0.0
         self._has_others = any(r.node != intent.node for r in intent.ranks)
         named = intent.environ.get("RACKLESS_STALL_S", "")
         self._training_limit_s = float(named) if named else TRAINING_LIMIT_S
 
     def check(self, now_s: float, *, is_stopping: bool = False) -> Stall | None:
-        """Read the heartbeats; return the stall that has to be ended, if any.
+        """Read the heartbeats; return the stall that must be ended, if any.
 
         Args:
             now_s: time on the monotonic clock, in seconds.
-            is_stopping: whether a person has asked the run to end, so that nobody has to wait for
-                a network, and a rank that stands still keeps the others from ending.
+            is_stopping: True if the run was asked to end. Then the network need not recover, and a
+                rank that stands still prevents the others from ending.
         """
         self._forgive_absence(now_s)
         late = []
@@ -126,17 +127,17 @@ class StallWatch:
         first = stalls[0]
         if is_stopping or not first.maybe_remote:
             return first
-        # Give the other nodes time to find the culprit: their verdict says more than ours.
+        # Give the other nodes time to find the culprit: theirs is the more precise verdict.
         overdue_s = max(now_s - t.beat_s - self._limit_s(t) for t in late)
         return first if overdue_s >= REMOTE_PATIENCE_S else None
 
     def find_standstill(self, now_s: float, *, is_cut: bool = False) -> Stall | None:
-        """Return the rank that stands still as of the last check, whether it is ended or not.
+        """Return the rank that stands still as of the last check, even if it need not be ended.
 
         Args:
             now_s: time on the monotonic clock, in seconds.
-            is_cut: whether another node does not answer. Then a wait is named sooner, also of
-                ranks that evaluate or save, which otherwise may wait long for others.
+            is_cut: True if another node does not answer. Then waits are reported sooner, including
+                those of ranks that evaluate or save, which normally may take long.
         """
         found = [
             self._describe(track, now_s)
@@ -151,7 +152,7 @@ class StallWatch:
         return min(found, key=_culprit_first, default=None)
 
     def measure_wait(self, now_s: float) -> float:
-        """Return for how long a rank may have waited for another node, in seconds."""
+        """Return the longest time that a rank may have waited for another node, in seconds."""
         living = [track for track in self._tracks if not track.rank.has_ended]
         waits_s = [self._wait_s(track, now_s) for track in living]
         return max(waits_s, default=0.0) if self._has_others else 0.0
@@ -165,11 +166,11 @@ class StallWatch:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any rank has got as far as the training, so that there is something to save."""
+        """True if any rank has reached the training loop, so that there is state to save."""
         return any(track.phase in LOOP_PHASES for track in self._tracks)
 
     def _observe(self, track: _Track, now_s: float) -> None:
-        """Note whether the process is stopped, and whether a silent one computes."""
+        """Record whether the process is stopped, and whether a silent one uses CPU."""
         if read_process_state(track.rank.pid) in ("T", "t"):
             track.num_stopped += 1
             track.stopped_s = now_s if track.num_stopped == 1 else track.stopped_s
@@ -179,7 +180,8 @@ class StallWatch:
             track.cpu, track.is_idle = None, False
             return
         used_s = read_cpu_s(track.rank.pid)
-        if track.cpu is None or used_s < track.cpu[1]:  # one of its processes has ended
+        # The sum falls when one of its processes ends; then the measurement starts again.
+        if track.cpu is None or used_s < track.cpu[1]:
             track.cpu = (now_s, used_s)
         began_s, before_s = track.cpu
         if now_s - began_s >= IDLE_S:
@@ -197,22 +199,23 @@ class StallWatch:
         if is_stopping:
             named_s = max(NAMED_AFTER_S, STEPS_ALLOWED * _usual_s(track))
             return age_s > (named_s if track.is_idle else 2 * named_s)
+        # With ranks on other nodes, an idle rank may only wait for the network.
         return track.is_idle and not self._has_others and age_s > self._named_after_s(track)
 
     def _forgive_absence(self, now_s: float) -> None:
-        """Restart all timers if this process did not run either (a paused PC)."""
+        """Restart all timers if this process itself was paused, such as by a stopped VM."""
         if now_s - self._looked_s > ABSENCE_S:
             self.restart(now_s)
         self._looked_s = now_s
 
     def restart(self, now_s: float) -> None:
-        """Count the silence of all ranks from now on."""
+        """Measure the silence of all ranks from now on."""
         self._paused_s = now_s
         for track in self._tracks:
             track.beat_s = max(track.beat_s, now_s)
 
     def dump_stacks(self) -> None:
-        """Make every rank dump its Python stacks to its log, which ends it."""
+        """Make every rank dump its Python stacks to its log, which also ends it."""
         for track in self._tracks:
             with contextlib.suppress(OSError):
                 # faulthandler dumps on SIGABRT; a stopped process needs SIGCONT to receive it.
@@ -225,16 +228,16 @@ class StallWatch:
         return max(self._training_limit_s, STEPS_ALLOWED * _usual_s(track))
 
     def _named_after_s(self, track: _Track) -> float:
-        """Return the silence after which a rank is said to stand still, in seconds."""
+        """Return the silence after which a standstill is reported, in seconds."""
         limit_s = self._limit_s(track)
         if track.phase != "training" or len(track.silences_s) < STEPS_KNOWN:
             return limit_s
-        # Twice the longest too: the first steps compile, and later ones may record shapes.
+        # At least twice the longest silence: first steps compile, later ones may capture graphs.
         least_s = max(NAMED_AFTER_S, 2 * max(track.silences_s))
         return min(limit_s, max(least_s, STEPS_ALLOWED * _usual_s(track)))
 
     def _cut_after_s(self, track: _Track) -> float:
-        """Return the wait after which a rank is sure to wait for a node that does not answer."""
+        """Return the wait after which a rank certainly waits for the silent node, in seconds."""
         if len(track.silences_s) < STEPS_KNOWN:
             return max(self._training_limit_s, STEPS_ALLOWED * _usual_s(track))
         return min(self._named_after_s(track), max(CUT_AFTER_S, 2 * max(track.silences_s)))
@@ -247,33 +250,37 @@ class StallWatch:
             step=track.step,
             age_s=max(now_s - track.beat_s, self._wait_s(track, now_s)),
             process_state=state,
-            # A process that runs or sleeps may be in a collective; a stopped one is the cause.
+            # A running or sleeping process may be in a collective; a stopped one is the cause.
             maybe_remote=self._has_others and state not in ("T", "t", "D"),
         )
 
 
 def _usual_s(track: _Track) -> float:
-    """Return the usual silence of a rank, in seconds; as forecast until it has done a step."""
+    """Return a rank's usual silence, in seconds; before its first step, its forecast."""
     # The median, because one slow step (a save, a busy disk) must not raise it.
     return statistics.median(track.silences_s) if track.silences_s else track.foreseen_step_s
 
 
 def read_cpu_s(leader: int) -> float:
-    """Return the CPU time that a rank's session has used, in seconds: threads and compilers too."""
+    """Return the CPU time of all processes in a rank's session, in seconds.
+
+    The session includes compilers that the rank has started.
+    """
     ticks = 0
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         with contextlib.suppress(OSError, IndexError, ValueError):
             with open(f"/proc/{name}/stat", "rb") as file:
+                # The name in parentheses may itself contain spaces and parentheses.
                 fields = file.read().rpartition(b")")[2].split()
-            if int(fields[3]) == leader:
+            if int(fields[3]) == leader:  # session, then utime and stime
                 ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def read_process_state(pid: int) -> str:
-    """Return the state letter of a process, empty when it is gone."""
+    """Return the state letter of a process, or an empty string if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0].decode("ascii")
@@ -289,15 +296,15 @@ def _follow(track: _Track) -> None:
     if not isinstance(at_s, (int, float)):
         return
     if at_s <= track.beat_s:
-        # An old beat must not undo the time that was granted after a pause, or at an adoption, but
-        # an adopted rank may be in the middle of the training.
+        # An old heartbeat must not reset the time granted after a pause or an adoption, but it
+        # shows the step and phase of an adopted rank.
         if track.step is None and isinstance(step, int):
             track.step, track.phase = step, str(beat.get("phase", track.phase))
         return
     if isinstance(step, int):
-        # Only a silence that began in training counts: saving and evaluating take longer.
+        # Only silences that begin in training count: saving and evaluating take longer.
         if track.step is not None and track.phase == "training":
-            num_steps = step - track.step  # more than one where they are quick
+            num_steps = step - track.step  # short steps: several per poll
             silence_s = (at_s - track.beat_s) / max(1, num_steps)
             track.silence_s = max(track.silence_s, silence_s)
             if num_steps > 0:

@@ -1,6 +1,6 @@
-"""End an attempt on this node so that none of its processes is left, even without a supervisor.
+"""End all processes of an attempt on this node, even without a supervisor.
 
-Normally the supervisor does it. If that was killed, hangs, or takes too long, the server itself
+Normally the supervisor ends them. If it was killed, hangs, or takes too long, the server itself
 kills all tagged processes and writes the record of the end.
 """
 
@@ -27,7 +27,7 @@ from agents.supervisor.sweep import (
 )
 
 SUPERVISOR_EXTRA_S = SETTLE_S + 10.0
-"""Time of the supervisor beyond the grace of its ranks, for sweep and records, in seconds."""
+"""Time for the supervisor after the grace of its ranks, for sweep and records, in seconds."""
 MAX_GRACE_S = 3600.0
 
 
@@ -35,30 +35,30 @@ def stop(attempt: AttemptFolder, grace_s: float, *, at_loss: bool = False) -> At
     """Ask the attempt to end, wait until no tagged process is left, and return its status.
 
     Args:
-        attempt: on this node.
-        grace_s: time for its ranks, in seconds.
-        at_loss: whether ranks elsewhere were lost: then those here save what they hold, without
-            them, while no person asks for a stop as well.
+        attempt: attempt on this node.
+        grace_s: time for its ranks to end, in seconds.
+        at_loss: True if ranks on other nodes were lost. Then the ranks here save their state
+            without them, unless the user asks for a stop as well.
 
     Raises:
-        ExpectedError: there is no such attempt here, or a process cannot be killed.
+        ExpectedError: this node has no such attempt, or a process cannot be killed.
     """
     attempt.require()
-    # First, so that the other nodes do not take a part that was stopped for one that was lost. With
-    # `at_loss` it was, and they go on without the master should that vanish before it resumes.
+    # First, so that other nodes do not mistake a stopped part for a lost one. With `at_loss` it is
+    # a loss: if the master vanishes before it resumes the run, the nodes recover it.
     if not at_loss:
         with contextlib.suppress(ExpectedError):  # a full disk
             close(attempt, "it was stopped")
     grace_s = min(max(0.0, grace_s), MAX_GRACE_S)
     if grace_s > 0:
-        # Ranks whose supervisor was killed get another one, which lets them save.
+        # Ranks whose supervisor was killed get another, which lets them save.
         with contextlib.suppress(ExpectedError):
             keep_owned(attempt)
-    # The supervisor carries the tag as well, so without processes nobody is left to ask.
+    # The supervisor has the tag as well, so without processes there is no one to ask.
     if find_processes(attempt.tag):
         _ask(attempt, grace_s, at_loss=at_loss)
         _wait_for_supervisor(attempt, grace_s + SUPERVISOR_EXTRA_S)
-        # After a recorded end only leftovers remain, which have no step to finish.
+        # After a recorded end, only leftover processes remain, which have no step to finish.
         left = sweep(attempt.tag, min(grace_s, 5.0) if _is_recorded(attempt) else grace_s)
         if left:
             node = read_status(attempt).node
@@ -72,25 +72,25 @@ def stop(attempt: AttemptFolder, grace_s: float, *, at_loss: bool = False) -> At
 
 def _ask(attempt: AttemptFolder, grace_s: float, *, at_loss: bool) -> None:
     request = {"grace_s": grace_s, "requested_s": time.time(), "at_loss": at_loss}
-    # What a person asks for is not softened by a master that cleans up.
+    # A master that cleans up must not weaken a stop that the user asked for.
     if not (at_loss and attempt.file(STOP_FILE).exists()):
-        with contextlib.suppress(ExpectedError):  # on a full disk the signal alone has to do
+        with contextlib.suppress(ExpectedError):  # on a full disk, the signal alone must suffice
             write_json(attempt.file(STOP_FILE), request)
     supervisor = attempt.read_supervisor()
     if supervisor is not None and supervisor.is_alive():
-        # Only wakes it up at once; it would find the file at its next tick.
+        # Wakes it at once; otherwise it would find the file at its next tick.
         send_signal(attempt.tag, supervisor.pid, signal.SIGINT)
         send_signal(attempt.tag, supervisor.pid, signal.SIGCONT)  # it may have been stopped
 
 
 def _wait_for_supervisor(attempt: AttemptFolder, patience_s: float) -> None:
-    """Wait until it is gone or its patience is over."""
+    """Wait until the supervisor has ended, at most `patience_s`."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         supervisor = attempt.read_supervisor()
         if supervisor is not None and not supervisor.is_alive():
             return
-        # started.json may come at any moment as long as a tagged process lives.
+        # While a tagged process lives, started.json may still appear.
         if supervisor is None and not find_processes(attempt.tag):
             return
         time.sleep(0.05)
@@ -101,7 +101,7 @@ def _is_recorded(attempt: AttemptFolder) -> bool:
 
 
 def _record(attempt: AttemptFolder) -> None:
-    """Write the end of an attempt whose supervisor could not, unless one is writing it now."""
+    """Record the end of an attempt without a supervisor, unless one is recording it now."""
     lock = os.open(attempt.file("supervisor.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not take_lock(lock, 1.0) or _is_recorded(attempt):

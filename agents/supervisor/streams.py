@@ -1,8 +1,8 @@
 """Read and follow the append-only files of an attempt by offset, so that no byte is sent twice.
 
-A follower sends the present content, then polls five times a second, finds new files, and ends
-after the attempt has ended and its last byte is sent. The rate is limited, so that a rank with much
-output cannot delay the answers to other requests.
+A follower sends the current content, then polls five times a second for more bytes and new files.
+It ends after the attempt has ended and all bytes are sent. The rate is limited, so that a rank with
+much output cannot delay the answers to other requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def list_streams(attempt: AttemptFolder) -> dict[str, int]:
     """Return the size of each stream of the attempt.
 
     Raises:
-        ExpectedError: the attempt's folder is not there.
+        ExpectedError: the attempt's folder is missing.
     """
     sizes = {}
     try:
@@ -41,18 +41,18 @@ def list_streams(attempt: AttemptFolder) -> dict[str, int]:
         raise ExpectedError(
             f"The folder of attempt {attempt.number} of run {attempt.run_id} is not there "
             f"({attempt.folder}: {error.strerror}).",
-            "It was deleted on the node; what the master has mirrored stays readable",
+            "It was deleted on the node; the copy on the master stays readable",
         ) from error
     return dict(sorted(sizes.items()))
 
 
 def read_chunk(attempt: AttemptFolder, stream: str, offset: int, max_bytes: int) -> StreamChunk:
-    """Return bytes of a stream from `offset` on; no bytes at its end.
+    """Return bytes of a stream from `offset`, none at its end.
 
-    The hole in the middle of a huge log is skipped and counted.
+    The removed middle of a huge log is skipped and counted.
 
     Raises:
-        ExpectedError: no such stream, or it is shorter than `offset`.
+        ExpectedError: the stream does not exist, or is shorter than `offset`.
     """
     if not is_stream(stream):
         raise ExpectedError(f"{stream[:80]!r} is not a stream of an attempt.")
@@ -69,8 +69,8 @@ def read_chunk(attempt: AttemptFolder, stream: str, offset: int, max_bytes: int)
         if not 0 <= offset <= state.st_size:
             raise ExpectedError(
                 f"The stream {path} has {state.st_size} bytes, fewer than the {offset} already "
-                "read: somebody cut it.",
-                "What the master has mirrored stays readable",
+                "read: it was truncated.",
+                "The copy on the master stays readable",
             )
         start, data = read_kept(file, offset, min(max(max_bytes, 0), STREAM_CHUNK_BYTES))
     finally:
@@ -93,19 +93,21 @@ def follow(
     send: Callable[[StreamChunk], None],
     ended: Flag,
 ) -> None:
-    """Send every byte after `offsets` until the attempt is over or `ended` is set.
+    """Send all bytes after `offsets` until the attempt has ended or `ended` is set.
 
     Raises:
-        ExpectedError: the folder vanished, or a stream became shorter than what was read.
+        ExpectedError: the folder vanished, or a stream was truncated.
     """
     reached = dict(offsets)
     while not ended.is_set():
-        over = is_over(attempt)  # asked before reading: what was written before it is then read
+        over = is_over(attempt)  # before reading, so that the last bytes are not missed
         moved = False
         for stream, size in list_streams(attempt).items():
+            # A smaller size, too: `read_chunk` reports a truncated stream as an error.
             if size != reached.get(stream, 0):
                 moved = True
                 _send_rest(attempt, stream, reached, send, ended)
+        # One more pass without new bytes after the end shows that everything was sent.
         if over and not moved:
             return
         if not moved:
@@ -119,7 +121,7 @@ def _send_rest(
     send: Callable[[StreamChunk], None],
     ended: Flag,
 ) -> None:
-    """Send one stream up to its present end, at a bounded pace."""
+    """Send one stream up to its current end, at a limited rate."""
     while not ended.is_set():
         began_s = time.monotonic()
         chunk = read_chunk(attempt, stream, reached.get(stream, 0), STREAM_CHUNK_BYTES)

@@ -1,11 +1,11 @@
-"""The detached process that owns the ranks of one attempt on one node, until the last one is gone.
+"""The detached process that owns the ranks of one attempt on one node until the last one has ended.
 
-It forks once more at the start, so that neither the server nor an SSH session is its parent, and is
-a child subreaper, so that whatever its ranks leave behind comes back to it. If it is killed,
-another one takes its place and its ranks (`ownership`). It sleeps until a child ends, a signal
-comes (SIGINT: a person asks to stop; SIGTERM: the system does), or half a second has passed; then
-it checks whether a rank hangs. All its waits use the monotonic clock. It writes exit.json last,
-when no process of the attempt is left.
+It forks once at its start, so that neither the server nor an SSH session is its parent. It is a
+child subreaper, so that orphans of its ranks become its children. If it is killed, another
+supervisor adopts its ranks (`ownership`). It sleeps until a child ends, a signal arrives (SIGINT:
+the user stops the run; SIGTERM: the system does), or half a second has passed; then it checks
+whether a rank hangs. All waits use the monotonic clock. It writes exit.json last, when no process
+of the attempt is left.
 """
 
 from __future__ import annotations
@@ -16,17 +16,11 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from agents.contract import run_layout
 from agents.contract.run import AttemptIntent
-from agents.contract.run_layout import (
-    EXIT_FILE,
-    INTENT_FILE,
-    STOP_FILE,
-    SUPERVISOR_JOURNAL,
-    SUPERVISOR_LOG,
-)
 from agents.disk_space import HeldSpace
 from agents.errors import ExpectedError
 from agents.shared.files.secrets import format_trace, hide_secrets
@@ -40,8 +34,7 @@ from agents.supervisor.journal import AttemptJournal, give_back_all
 from agents.supervisor.launcher import DirectLauncher, Launcher
 from agents.supervisor.leases import sign
 from agents.supervisor.loss import has_begun, let_save
-from agents.supervisor.outages import OutageWatch
-from agents.supervisor.peers import find_silent_peers
+from agents.supervisor.outages import OutageWatch, find_silent_peers
 from agents.supervisor.rank_group import TICK_S, RankGroup
 from agents.supervisor.regrouping import RegroupWatch
 from agents.supervisor.shares import name_share
@@ -65,16 +58,16 @@ GRACE_S = 30.0
 FAILURE_GRACE_S = 5.0
 """Time for the other ranks to end after one failed, in seconds; most hang in a collective."""
 GATHER_S = 1.0
-"""Wait for more exits after the first bad one, to tell cause from effect, in seconds."""
+"""Wait for more failures after the first one, to distinguish cause and effect, in seconds."""
 UNBEGUN_GRACE_S = 3.0
-"""Time for ranks that do not train yet, and so have nothing to save, in seconds."""
+"""Time for ranks to end that do not train yet and have nothing to save, in seconds."""
 UNSAVED = "It was ended without a checkpoint."
 RESERVED_BYTES = 16384
 """Disk space reserved for exit.json, so that a full disk cannot make the attempt look lost."""
 
 
 def supervise(folder: str, lease_fds: str = "") -> int:
-    """Own the attempt in `folder`; the calling process ends at once, its child at the end."""
+    """Own the attempt in `folder` from a child process; the calling process exits at once."""
     leases = [int(number) for number in lease_fds.split(",") if number]
     if os.fork():
         os._exit(0)
@@ -83,13 +76,13 @@ def supervise(folder: str, lease_fds: str = "") -> int:
     path = Path(folder)
     attempt = AttemptFolder(Home(path.parents[3]), path.parents[1].name, int(path.name))
     lock = os.open(path / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    # A second launch may have started us again; the lock lives as long as this process does.
-    if not take_lock(lock, 0.0) or attempt.file(EXIT_FILE).exists():
+    # A repeated launch may start a second supervisor; the lock is held until this process ends.
+    if not take_lock(lock, 0.0) or attempt.file(run_layout.EXIT_FILE).exists():
         return 0
     intent = attempt.read_intent()
     identity = identify(os.getpid())
     if intent is None or identity is None:
-        raise SystemExit(f"{folder}: {INTENT_FILE} or /proc cannot be read")
+        raise SystemExit(f"{folder}: {run_layout.INTENT_FILE} or /proc cannot be read")
     for number in leases:
         # Ranks must not inherit the leases: a leftover rank would keep its device locked.
         os.set_inheritable(number, False)
@@ -99,12 +92,12 @@ def supervise(folder: str, lease_fds: str = "") -> int:
 
 
 def become_subreaper() -> None:
-    """Let orphaned descendants become children of this process instead of init's."""
+    """Make orphaned descendants children of this process instead of init."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class Supervisor:
-    """Starts the ranks or adopts them, watches them, ends them, and records the outcome."""
+    """Owner of the ranks: starts or adopts, watches and ends them, and records the outcome."""
 
     def __init__(
         self,
@@ -116,23 +109,23 @@ class Supervisor:
         self._attempt = attempt
         self._intent = intent
         self._launcher = launcher
-        self._journal = AttemptJournal(attempt.file(SUPERVISOR_JOURNAL))
-        # Signals to end that have come.
+        self._journal = AttemptJournal(attempt.file(run_layout.SUPERVISOR_JOURNAL))
+        # Signals received that ask for the end.
         self._asked: set[int] = set()
-        # Rank that was last named as standing still; None: none.
+        # Rank last reported as standing still, or None.
         self._standing_rank: int | None = None
         self._standing_for: tuple[str, ...] = ()
         self._outages = OutageWatch(intent)
         self._regroups = RegroupWatch(attempt, intent)
         self._clocks = ClockWatch()
         self._disk = FullDiskWatch(attempt.folder)
-        wake = _listen_to_signals(self._ask_stop)
+        wake = _listen_to_signals(self._asked.add)
         self._group = RankGroup(attempt, intent, identity, self._journal, wake)
 
     def run(self) -> None:
-        """Run the attempt; afterwards none of its processes is left and exit.json is written."""
+        """Run the attempt until all of its processes have ended and exit.json is written."""
         become_subreaper()
-        # A core dump is as large as a rank's memory, and the SIGABRT that ends a stall makes one.
+        # The SIGABRT that ends a stall would dump core, a file as large as a rank's memory.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         held: HeldSpace | None = None
         try:
@@ -145,20 +138,20 @@ class Supervisor:
             verdict = self._describe_bug(bug)
         verdict = self._end_rest(verdict)
         if held is not None:
-            # Only now: these blocks are what lets exit.json be written to a full disk.
+            # Only now: these blocks allow exit.json to be written to a full disk.
             held.release()
         self._write_exit(verdict)
 
     def _hold(self) -> HeldSpace | None:
-        """Hold space for the record of the end.
+        """Reserve space for the record of the end.
 
         Raises:
-            ExpectedError: the disk is full, and nothing has been started yet.
+            ExpectedError: the disk is full, and no rank has been started yet.
         """
         try:
             return HeldSpace(self._attempt.folder, RESERVED_BYTES)
         except OSError as error:
-            # A successor finds the disk as it is; ranks that train need not end for that.
+            # A full disk is no reason for a successor to end ranks that already train.
             if self._group.has_predecessor:
                 return None
             raise ExpectedError(
@@ -171,17 +164,17 @@ class Supervisor:
             state="failed",
             message=f"A fault in the supervisor on node {self._intent.node}: "
             + hide_secrets(f"{type(bug).__name__}: {bug}."),
-            hint=f"Please report it with the file {self._attempt.file(SUPERVISOR_LOG)}",
+            hint=f"Please report it with the file {self._attempt.file(run_layout.SUPERVISOR_LOG)}",
         )
 
     def _take_ranks(self) -> AttemptOutcome | None:
-        """Start the ranks, or adopt those of a supervisor that died; return an early outcome."""
+        """Start the ranks, or adopt those of a dead supervisor; return an outcome on failure."""
         if not self._group.has_predecessor:
             return self._group.start(self._launcher)
         return self._group.adopt() or self._refuse_replaced()
 
     def _refuse_replaced(self) -> AttemptOutcome | None:
-        """Return the outcome of an attempt whose run went on elsewhere meanwhile."""
+        """Return the outcome if a newer attempt of the run has replaced this one."""
         newest = read_fence(self._attempt.home, self._attempt.run_id)
         if newest <= self._attempt.number:
             return None
@@ -196,8 +189,8 @@ class Supervisor:
         confirmation = ConfirmationWatch(self._attempt, self._intent, time.monotonic())
         while self._group.is_any_alive:
             self._group.wait(TICK_S)
-            self._look_at_clocks()
-            self._look_at_disk()
+            self._check_clocks()
+            self._check_disk()
             if any(rank.has_failed for rank in self._group.ranks):
                 return self._gather_failure(stalls)
             if self._is_stop_asked():
@@ -217,21 +210,21 @@ class Supervisor:
             if stall is not None and stall.maybe_remote and self._regroups.interrupt():
                 stalls.restart(now_s)
             elif stall is not None:
-                self._let_save()  # what hangs then has its stacks dumped
+                self._let_save()  # before the stacks are dumped, which ends the ranks
                 self._dump_stacks(stalls)
                 stalled = judge_stall(stall, self._intent)
                 return self._name_lost(name_share(stalled, self._intent))
         return self._judge_end()
 
     def _judge_end(self, *, is_stop: bool = False) -> AttemptOutcome:
-        """Judge the end of all ranks; one that no person asked for has another cause."""
+        """Judge the end of all ranks; a stop without a request is attributed to the system."""
         ranks, is_wanted = self._group.ranks, self._is_stop_wanted()
         outcome = judge_end(ranks, self._intent, is_stop=is_stop)
         if outcome.state != "stopped" or is_wanted:
             return outcome
         return judge_outside(outcome, ranks, self._intent, is_node=bool(self._asked))
 
-    def _look_at_clocks(self) -> None:
+    def _check_clocks(self) -> None:
         """Record that this PC slept, or that its clock was set."""
         sleep, set_s = self._clocks.look()
         if sleep is not None:
@@ -240,7 +233,7 @@ class Supervisor:
         if set_s:
             self._journal.write("clock_set", by_s=set_s)
 
-    def _look_at_disk(self) -> None:
+    def _check_disk(self) -> None:
         """Record that the disk is full, or has room again."""
         lacks = self._disk.look(time.monotonic())
         if lacks is not None:
@@ -249,37 +242,37 @@ class Supervisor:
     def _judge_wait(
         self, waits_s: float, now_s: float, stall: Stall | None, standing: Stall | None
     ) -> Stall | None:
-        """Return the stall that has to be ended after all, with the other nodes in view."""
+        """Return the stall that must be ended, given which other nodes answer."""
         if stall is not None:
             is_excused = stall.maybe_remote and self._outages.excuses(waits_s, now_s)
             return None if is_excused else stall
-        # A rank that is sure to wait for a node is not given the time of one that may compute.
+        # A rank that certainly waits for a node needs no extra time to compile.
         has_waited = bool(self._outages.silent) and not self._outages.excuses(waits_s, now_s)
         return standing if has_waited and standing and standing.maybe_remote else None
 
     def _name_standstill(self, found: Stall | None) -> None:
-        """Tell the master which rank stands still, and for which nodes, and when it goes on."""
+        """Report to the master when a rank stands still, for which nodes, and when it continues."""
         rank = found.rank.rank if found else None
         silent = self._outages.silent if found and found.maybe_remote else ()
         is_known = silent == self._standing_for or not silent
         if rank == self._standing_rank and is_known:
             return
         if found is None and self._regroups.waits():
-            return  # They have left their group, and stand still until they are in another one.
+            return  # the ranks have left their group and still wait for another one
         self._standing_rank, self._standing_for = rank, silent
         if found is None:
-            self._journal.write("moving", message="All ranks on this node go on.")
+            self._journal.write("moving", message="All ranks on this node continue.")
             return
         message = describe_stall(found, self._intent, "has stood still", silent)
         self._journal.write("standing", rank=rank, phase=found.phase, message=message)
 
     def _dump_stacks(self, stalls: StallWatch) -> None:
         stalls.dump_stacks()
-        # Time to write the stacks; the process ends when faulthandler has written them.
+        # Time for faulthandler to write the stacks; then the process ends.
         self._group.wait_for_all(FAILURE_GRACE_S / 2)
 
     def _gather_failure(self, stalls: StallWatch) -> AttemptOutcome:
-        """Let the other ranks fail too for a moment, then find the cause among them."""
+        """Wait briefly for other ranks to fail, then find the cause among all failures."""
         self._group.wait_for_all(GATHER_S)
         if self._is_stop_asked():
             return self._stop(stalls)
@@ -289,29 +282,29 @@ class Supervisor:
     def _name_lost(self, verdict: AttemptOutcome) -> AttemptOutcome:
         if not verdict.peer_lost:
             return verdict
-        self._look_at_clocks()
+        self._check_clocks()
         sleep = self._clocks.recent_sleep
-        # The others wait for that long; who slept for less was not given up for it.
+        # Other nodes wait at least this long, so a shorter sleep cannot be the cause.
         if sleep is not None and sleep.duration_s >= self._intent.outage_s / 2:
             return judge_sleep(sleep, self._intent.node, verdict)
         silent = self._outages.silent or find_silent_peers(self._regroups.intent)
         return name_lost_nodes(verdict, silent)
 
     def _stop(self, stalls: StallWatch) -> AttemptOutcome:
-        """Ask each rank to finish its step and save; the sweep ends those that do not."""
+        """Ask each rank to finish its step and save; the sweep ends late ranks."""
         if self._is_stop_at_loss():
             self._let_save()
         began_s = time.monotonic()
         self._journal.write("stopping", grace_s=self._read_grace_s())
         self._group.send_signal(signal.SIGINT if self._is_stop_wanted() else signal.SIGTERM)
-        # A stopped process has to go on to hear it, and then it can save as well.
+        # A process in SIGSTOP handles the signal only after SIGCONT; then it can save as well.
         self._group.send_signal(signal.SIGCONT)
-        stalls.check(began_s, is_stopping=True)  # whether training has begun since the last look
-        # Read the grace each time: a second stop with less must not wait for the first.
+        stalls.check(began_s, is_stopping=True)  # updates `has_begun`
+        # The grace is read each time: a second stop with a shorter grace must take effect.
         while self._group.is_any_alive:
             grace_s = self._read_grace_s()
             if not stalls.has_begun:
-                # At a loss the next attempt waits for it.
+                # At a loss, the next attempt waits for this one to end.
                 grace_s = 0.0 if self._is_stop_at_loss() else min(grace_s, UNBEGUN_GRACE_S)
             left_s = began_s + grace_s - time.monotonic()
             if left_s <= 0:
@@ -325,7 +318,7 @@ class Supervisor:
         return self._judge_end(is_stop=True)
 
     def _stop_hung(self, stalls: StallWatch, message: str) -> AttemptOutcome:
-        """Let ranks that wait for one that hangs save alone, then end all of them."""
+        """Let ranks that wait for a hanging one save without it, then end all ranks."""
         if len(self._intent.ranks) > 1:
             let_save(self._group, self._attempt, lambda: self._read_grace_s() == 0)
         self._dump_stacks(stalls)
@@ -343,26 +336,23 @@ class Supervisor:
 
     def _read_grace_s(self) -> float:
         if self._is_stop_at_loss():
-            return FAILURE_GRACE_S  # they have saved, or cannot
-        value = (read_json(self._attempt.file(STOP_FILE)) or {}).get("grace_s")
+            return FAILURE_GRACE_S  # the ranks have saved already, or cannot save
+        value = (read_json(self._attempt.file(run_layout.STOP_FILE)) or {}).get("grace_s")
         return float(value) if isinstance(value, (int, float)) else GRACE_S
 
-    def _ask_stop(self, number: int) -> None:
-        self._asked.add(number)
-
     def _is_stop_asked(self) -> bool:
-        return bool(self._asked) or self._attempt.file(STOP_FILE).exists()
+        return bool(self._asked) or self._attempt.file(run_layout.STOP_FILE).exists()
 
     def _is_stop_wanted(self) -> bool:
-        """Return whether a person or a master asked for it, rather than the system."""
-        return signal.SIGINT in self._asked or self._attempt.file(STOP_FILE).exists()
+        """Return whether the user or a master asked for the stop, not the system."""
+        return signal.SIGINT in self._asked or self._attempt.file(run_layout.STOP_FILE).exists()
 
     def _is_stop_at_loss(self) -> bool:
-        """Return whether a master ends this part since another one was lost, and no person does."""
-        return (read_json(self._attempt.file(STOP_FILE)) or {}).get("at_loss") is True
+        """Return whether a master ends this part because another part was lost."""
+        return (read_json(self._attempt.file(run_layout.STOP_FILE)) or {}).get("at_loss") is True
 
     def _let_save(self) -> None:
-        """Let ranks that survive a loss save what they hold, unless a person stops the run."""
+        """Let surviving ranks save their state, unless the user stops the run."""
         if len(self._intent.ranks) > 1:
             let_save(
                 self._group,
@@ -373,7 +363,7 @@ class Supervisor:
     # ------------------------------------------------------------ end
 
     def _end_rest(self, verdict: AttemptOutcome) -> AttemptOutcome:
-        """End every other process of the attempt; report those that cannot be ended."""
+        """End all other processes of the attempt; report those that cannot be ended."""
         if verdict.state == "failed" and has_begun(self._group):
             self._let_save()
             self._group.send_signal(signal.SIGTERM)
@@ -385,7 +375,7 @@ class Supervisor:
         return name_stuck(verdict, left, self._intent.node) if left else verdict
 
     def _has_others(self, own: int) -> bool:
-        # Twice: during one scan of /proc a parent may end just after it forked a child.
+        # Twice, because during a scan of /proc a parent may fork an unseen child and end.
         return bool(
             find_processes(self._attempt.tag, own) or find_processes(self._attempt.tag, own)
         )
@@ -404,19 +394,17 @@ class Supervisor:
         }
         self._journal.write("ended", state=verdict.state, message=verdict.message)
         give_back_all(self._attempt.folder)
-        # Without exit.json the attempt would look lost, so wait for space before giving up.
+        # Without exit.json, the attempt would look lost, so wait for space before giving up.
         for _ in range(20):
             try:
-                write_json(self._attempt.file(EXIT_FILE), value)
+                write_json(self._attempt.file(run_layout.EXIT_FILE), value)
                 return
             except ExpectedError:
                 time.sleep(1.0)
 
 
-def _listen_to_signals(on_stop: Any) -> int:
-    """Return a descriptor that is readable after a signal; SIGTERM and SIGINT call `on_stop`
-    with their number.
-    """
+def _listen_to_signals(on_stop: Callable[[int], None]) -> int:
+    """Return a descriptor that is readable after a signal; SIGTERM and SIGINT call `on_stop`."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     # The wakeup descriptor gets a byte only for signals that have a Python handler.

@@ -1,9 +1,9 @@
-"""Find and end every process of an attempt by the tag in its environment.
+"""Find and end all processes of an attempt by the tag in their environment.
 
-Process groups and parent links leak (each worker has its own session; a daemonised grandchild has
-another parent), the environment does not. A process is ours when it has the attempt's RACKLESS_TAG
-and does not name another attempt folder: two agent homes on one PC may run parts of one run.
-A signal goes through a pidfd taken before the check, so that it cannot hit a reused pid.
+The environment is inherited reliably; process groups and parents are not (each worker has its own
+session; a daemonised grandchild has another parent). A process belongs to the attempt if it has its
+RACKLESS_TAG and does not name another attempt folder: two agent homes on one PC may run parts of
+the same run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Tagged = Sequence[tuple[int, dict[bytes, bytes]]]
-"""Tagged processes: pid and environment of each."""
+"""Tagged processes, each as pid and environment."""
 SETTLE_S = 10.0
 """Maximum time for a process to end after SIGKILL, in seconds; later it counts as unkillable."""
 
 
 @dataclass(frozen=True)
 class Tag:
-    """Variables in the environment of every process of one attempt on one node."""
+    """Environment variables of all processes of one attempt on one node."""
 
     run_id: str
     attempt: int
@@ -52,25 +52,25 @@ class Tag:
         if environ.get(b"RACKLESS_TAG") != os.fsencode(self.text):
             return False
         folder = os.fsencode(self.folder)
-        # A process without the folder variable counts as ours, since its tag already fits.
+        # Without the folder variable, the tag alone decides.
         return environ.get(b"RACKLESS_ATTEMPT_DIR", folder) == folder
 
 
 def read_environ(pid: int) -> dict[bytes, bytes]:
-    """Return the initial environment of a process; empty: untagged, or not readable."""
+    """Return the initial environment of a tagged process; empty if untagged or unreadable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             data = file.read()
     except OSError:
         return {}
-    # Skip the parsing for most processes of a PC, since a scan reads all of /proc.
+    # A scan reads all processes of the PC, so most are skipped without parsing.
     if b"RACKLESS_TAG=" not in data:
         return {}
     return {name: value for name, _, value in (item.partition(b"=") for item in data.split(b"\0"))}
 
 
 def read_tagged() -> Iterator[tuple[int, dict[bytes, bytes]]]:
-    """Yield pid and environment of each process of this PC that carries any tag of ours."""
+    """Yield pid and environment of each tagged process of this PC."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             environ = read_environ(int(name))
@@ -79,18 +79,19 @@ def read_tagged() -> Iterator[tuple[int, dict[bytes, bytes]]]:
 
 
 def find_processes(tag: Tag, without: int | None = None, among: Tagged | None = None) -> list[int]:
-    """Return the living processes of the attempt, save `without`."""
+    """Return the pids of the attempt's processes, except `without`."""
     tagged = read_tagged() if among is None else among
     return sorted(pid for pid, env in tagged if pid != without and tag.fits(env))
 
 
 def send_signal(tag: Tag, pid: int, number: int) -> None:
-    """Signal the process if it is still there and still ours."""
+    """Signal the process if it still exists and belongs to the attempt."""
     try:
+        # The pidfd is taken before the check, so that the signal cannot hit a reused pid.
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    except OSError:  # no pidfd here (old kernel, sandbox): the check alone must do
+    except OSError:  # no pidfd (old kernel, sandbox): the check alone must suffice
         if tag.is_on(pid):
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
@@ -104,27 +105,26 @@ def send_signal(tag: Tag, pid: int, number: int) -> None:
 
 
 def sweep(tag: Tag, grace_s: float, without: int | None = None) -> list[int]:
-    """End every process of the attempt: SIGTERM, `grace_s` of time, SIGKILL until none is left.
+    """End all processes of the attempt: SIGTERM, `grace_s` of time, then SIGKILL.
 
-    Return those that even SIGKILL did not end within SETTLE_S (stuck in the kernel).
+    Returns:
+        Processes that SIGKILL did not end within `SETTLE_S`, because they are stuck in the kernel.
     """
-    # A process may ignore SIGTERM, or fork after it, so SIGKILL starts over with a new scan.
+    # A process may ignore SIGTERM or fork after it, so SIGKILL starts with a new scan.
     if grace_s > 0 and not _end(tag, signal.SIGTERM, grace_s, without):
         return []
     return _end(tag, signal.SIGKILL, SETTLE_S, without)
 
 
 def _end(tag: Tag, number: int, patience_s: float, without: int | None) -> list[int]:
-    """Signal each process (SIGTERM once, SIGKILL whenever seen) and wait until all are gone.
-
-    Two empty scans are needed: during one, a parent may end just after it forked a child.
-    """
+    """Signal each process (SIGTERM once, SIGKILL in each scan) and wait until all are gone."""
     deadline = time.monotonic() + patience_s
     signalled: set[int] = set()
     empty_scans = 0
     while True:
         left = find_processes(tag, without)
         empty_scans = 0 if left else empty_scans + 1
+        # Two, because during a scan a parent may fork an unseen child and end.
         if empty_scans == 2:
             return []
         for pid in left:
@@ -133,11 +133,11 @@ def _end(tag: Tag, number: int, patience_s: float, without: int | None) -> list[
                 signalled.add(pid)
         if left and time.monotonic() >= deadline:
             return left
-        time.sleep(0.05 if left else 0.01)
+        time.sleep(0.05 if left else 0.01)  # the second empty scan need not wait for long
 
 
 def describe_unkillable(pids: list[int], node: str) -> str:
-    """Return a sentence about processes that SIGKILL did not end."""
+    """Return a message about processes that SIGKILL did not end."""
     names = ", ".join(f"{pid} ({_name(pid)})" for pid in pids[:5])
     return (
         f"Process {names} on node {node} cannot be killed: it is stuck in the kernel, most often "

@@ -1,8 +1,8 @@
 """Decide how an attempt ended on this node, and which rank was the cause.
 
-A lost connection to another rank is a consequence, so a rank that died of a signal, or that
-recorded a failure of its own, takes precedence. If every failed rank merely lost a peer, the cause
-is on another node, and `peer_lost` tells the master so.
+A lost connection to another rank is a consequence, so a rank that a signal killed, or that recorded
+its own failure, takes precedence. If all failed ranks only lost a peer, the cause is on another
+node, and `peer_lost` reports this to the master.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SIGNAL_CAUSES = {
 }
 
 KILL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that come from outside of a rank."""
+"""Signals that other processes send to a rank."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class AttemptOutcome:
 
 
 def name_lost_nodes(outcome: AttemptOutcome, silent: tuple[str, ...]) -> AttemptOutcome:
-    """Return the outcome of ranks that lost others, with the nodes that do not answer named."""
+    """Return the outcome with the names of the nodes that do not answer."""
     if not silent:
         return outcome
     verb = "does" if len(silent) == 1 else "do"
@@ -70,21 +70,22 @@ def name_lost_nodes(outcome: AttemptOutcome, silent: tuple[str, ...]) -> Attempt
 
 
 def name_stuck(outcome: AttemptOutcome, pids: list[int], node: str) -> AttemptOutcome:
-    """Return the outcome of an attempt that has left processes which no signal ends."""
+    """Return the outcome of an attempt with processes that no signal ends."""
     message = f"{outcome.message} {describe_unkillable(pids, node)}".strip()
-    # With its cause, by which the run goes on without this PC.
+    # The cause is kept: it decides whether the run continues without this PC.
     return replace(outcome, state="failed", message=message, hint="Restart that PC")
 
 
 def judge_end(
     ranks: list[RankProcess], intent: AttemptIntent, is_stop: bool = False
 ) -> AttemptOutcome:
-    """Return the outcome of ranks that ended normally, or after a stop request (`is_stop`)."""
+    """Return the outcome of ranks that ended by themselves or after a stop request (`is_stop`)."""
     failed = [rank for rank in ranks if rank.has_failed]
+    # After a stop, failures are expected: ranks lose each other as they end.
     if failed and not is_stop:
         return judge_failure(ranks, intent)
     reasons = {rank.read_last("finished").get("reason") for rank in ranks}
-    # One stopped rank is enough; if all completed before the stop reached them, it is done.
+    # One stopped rank is enough; if all completed before the stop arrived, the run is done.
     if "stopped" in reasons or (is_stop and reasons != {"completed"}):
         late = [rank for rank in failed if not rank.was_ended]
         return AttemptOutcome(state="stopped", message=_describe_late(late, intent))
@@ -94,18 +95,19 @@ def judge_end(
 def judge_outside(
     outcome: AttemptOutcome, ranks: list[RankProcess], intent: AttemptIntent, *, is_node: bool
 ) -> AttemptOutcome:
-    """Return the outcome of ranks that stopped although no person asked for that.
+    """Return the outcome of ranks that stopped without a request by the user or a master.
 
     Args:
-        outcome: with state "stopped".
-        ranks: of this node.
-        intent: of the attempt.
-        is_node: whether the supervisor itself was asked to end, as by a PC that shuts down.
+        outcome: outcome with state "stopped".
+        ranks: ranks of this node.
+        intent: intent of the attempt.
+        is_node: True if the supervisor itself got SIGTERM, as when the PC shuts down.
     """
     asked = [rank for rank in ranks if rank.read_last("finished").get("is_outside") is True]
     if not is_node and not asked:
-        return outcome  # ranks of another node were asked
+        return outcome  # the signal went to ranks of another node
     whom = "the run" if is_node else f"rank {asked[0].rank}"
+    # Ranks save after SIGTERM, too, so the user learns what was kept.
     saved = [line["step"] for rank in ranks if (line := rank.read_last("checkpoint"))]
     kept = f" Step {max(saved)} is saved." if saved else ""
     return AttemptOutcome(
@@ -124,11 +126,11 @@ def _describe_late(failed: list[RankProcess], intent: AttemptIntent) -> str:
 
 
 def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> AttemptOutcome:
-    """Return the failure of the rank that most likely caused the others'."""
+    """Return the outcome for the rank that most likely caused the other failures."""
     failed = [rank for rank in ranks if rank.has_failed]
-    # False sorts first: a rank with a failure of its own goes before those that lost a peer.
+    # False sorts first: a rank with its own failure comes before those that lost a peer.
     cause = min(failed, key=lambda rank: (is_peer_lost(rank), rank.ended_s or 0.0))
-    told = _read_failure(cause)
+    recorded = _read_failure(cause)
     message = _describe_exit(cause, intent)
     peer_lost = is_peer_lost(cause)
     if peer_lost and PEER_LOST_WORDS[0] not in message:
@@ -138,7 +140,7 @@ def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> AttemptOut
     return AttemptOutcome(
         state="failed",
         message=message,
-        hint=str(told.get("hint", ""))
+        hint=str(recorded.get("hint", ""))
         or f"Read its log: rackless runs logs {intent.run_id} --rank {cause.rank}",
         peer_lost=peer_lost,
         cause="peer_lost" if peer_lost else _classify_exit(cause),
@@ -146,13 +148,14 @@ def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> AttemptOut
 
 
 def _classify_exit(rank: RankProcess) -> FailureCause:
-    """Return what ended a rank that lost no other rank."""
+    """Return the cause of a failure other than a lost peer."""
     code = rank.exit_code
     if _read_failure(rank).get("cause") == "diverged":
         return "diverged"
+    # SIGVTALRM is sent by our own limit on computing time (`bounded_work`).
     if _read_failure(rank) or (code is not None and code >= 0) or code == -signal.SIGVTALRM:
         return "error"
-    # Without an exit code its supervisor was replaced; a rank that fails by itself leaves a record.
+    # No exit code: the supervisor was replaced. A rank that fails by itself leaves a record.
     if code is None or -code in KILL_SIGNALS:
         return "killed"
     return "crashed"
@@ -161,12 +164,12 @@ def _classify_exit(rank: RankProcess) -> FailureCause:
 def describe_stall(
     stall: Stall, intent: AttemptIntent, verb: str = "stood still", silent: tuple[str, ...] = ()
 ) -> str:
-    """Return a sentence on a rank that stands still: which, for how long, where, and why.
+    """Return a sentence about a rank that stands still, with time, place and cause.
 
     Args:
         stall: rank that stands still.
-        intent: of the attempt.
-        verb: for a rank that was ended, or for one that may go on.
+        intent: intent of the attempt.
+        verb: "stood still" for an ended rank, "has stood still" for one that may continue.
         silent: other nodes that do not answer, for which it still waits.
     """
     place = "" if stall.step is None else f" after step {stall.step}"
@@ -201,7 +204,7 @@ def judge_stall(stall: Stall, intent: AttemptIntent) -> AttemptOutcome:
 
 
 def judge_sleep(sleep: Sleep, node: str, outcome: AttemptOutcome) -> AttemptOutcome:
-    """Return the outcome of ranks that lost others while this PC slept: the cause is here."""
+    """Return the outcome of ranks that lost others because this PC slept."""
     return replace(
         outcome,
         message=f"{sleep.describe(node)} The other ranks did not wait that long.",
@@ -212,41 +215,41 @@ def judge_sleep(sleep: Sleep, node: str, outcome: AttemptOutcome) -> AttemptOutc
 
 def is_peer_lost(rank: RankProcess) -> bool:
     """Return whether a rank failed because it lost another rank."""
-    # A lost peer raises an error or aborts; it never kills or crashes a rank.
+    # A lost peer raises an error or aborts the rank; it never ends it by these signals.
     if not rank.has_ended or rank.exit_code in (-signal.SIGKILL, -signal.SIGSEGV):
         return False
-    told = str(_read_failure(rank).get("message", "")).lower()
+    recorded = str(_read_failure(rank).get("message", "")).lower()
     # The trainer explained the failure itself, so its log need not be searched.
-    if rank.exit_code == EXIT_USER_ERROR and told:
-        return any(words in told for words in PEER_LOST_WORDS)
-    # Only the end of the log: a reconnect that worked long ago is no cause.
-    text = "\n".join([told, *rank.read_log_tail()[-12:]]).lower()
+    if rank.exit_code == EXIT_USER_ERROR and recorded:
+        return any(words in recorded for words in PEER_LOST_WORDS)
+    # Only the end of the log: an earlier reconnect that succeeded is not the cause.
+    text = "\n".join([recorded, *rank.read_log_tail()[-12:]]).lower()
     return any(sign in text for sign in PEER_LOST_SIGNS)
 
 
 def _read_failure(rank: RankProcess) -> dict[str, Any]:
-    """Return the failure that the rank recorded; empty: it recorded none."""
-    # A rank that died of a signal could not record it; an entry would be about something else.
+    """Return the failure that the rank recorded, or an empty dict."""
+    # A rank killed by a signal could not record it; an entry would be about something else.
     return rank.read_last("failed") if rank.exit_code and rank.exit_code > 0 else {}
 
 
 def _describe_exit(rank: RankProcess, intent: AttemptIntent) -> str:
     where = f"Rank {rank.rank} on node {intent.node} ({rank.device})"
     phase = _read_phase(rank)
-    told = str(_read_failure(rank).get("message", ""))
-    if told:
-        return f"{where} failed in phase {phase}: {told}"
+    recorded = str(_read_failure(rank).get("message", ""))
+    if recorded:
+        return f"{where} failed in phase {phase}: {recorded}"
     if rank.exit_code is not None and -rank.exit_code in KILL_SIGNALS:
-        return f"{where} {tell_exit(rank)}."  # its log knows nothing of a kill from outside
+        return f"{where} {explain_exit(rank)}."  # its log has no line about it
     last = (rank.read_log_tail() or ["nothing"])[-1]
     if rank.exit_code is None:
         how = f"was ended in phase {phase} and left no record of it; its exit code is not known, "
         return f"{where} {how}since its supervisor was replaced. Its last line: {last}"
-    return f"{where} {tell_exit(rank)}. Its last line: {last}"
+    return f"{where} {explain_exit(rank)}. Its last line: {last}"
 
 
-def tell_exit(rank: RankProcess) -> str:
-    """Return how a rank ended and in which phase, to follow its name."""
+def explain_exit(rank: RankProcess) -> str:
+    """Return how and in which phase a rank ended, as a predicate for its name."""
     how = _name_exit(rank.exit_code or 0, rank.kill_cause)
     return f"{how} in phase {_read_phase(rank)}"
 
@@ -262,5 +265,6 @@ def _name_exit(exit_code: int, kill_cause: str) -> str:
         number = signal.Signals(-exit_code)
     except ValueError:
         return f"was ended by signal {-exit_code}"
+    # The kernel logs out-of-memory kills only; other signals have typical causes.
     cause = kill_cause if number == signal.SIGKILL else SIGNAL_CAUSES.get(number)
     return f"was ended by {number.name}" + (f" ({cause})" if cause else "")

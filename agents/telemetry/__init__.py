@@ -1,1 +1,1 @@
-"""What a node measures about itself: sensors, the sampler, and the ring of the last ten minutes."""
+"""Sensors of a node, the recorder that samples them, and the ring of the last ten minutes."""

@@ -1,8 +1,8 @@
 """Read NVIDIA GPUs through NVML (nvidia-ml-py, vendored into the archive).
 
-A sensor that a card does not have is None. No driver means no GPUs and no problem; a driver that is
-there but does not answer is a problem in words. A card that is lost while we look stays in the
-list, with nothing known about it.
+A missing sensor is None. A PC without a driver has no GPUs and no problem; if a driver is installed
+but does not answer, `problem` explains it. A card that is lost meanwhile stays in the list with
+unknown values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from agents.contract.node import GpuFacts, GpuSample
 
 TOO_HOT = ("too hot", "too hot (hardware)")
-"""Throttle reasons of a card that its heat holds down."""
+"""Throttle reasons caused by heat."""
 THROTTLE_REASONS = {
     0x04: "power limit",
     0x08: "hardware slowdown",
@@ -28,8 +28,9 @@ THROTTLE_REASONS = {
     0x80: "power brake",
     0x100: "display clock setting",
 }
-"""Bits of nvmlClocksEventReasons that hold a busy card down (idle and user clocks do not count)."""
+"""Bits of nvmlClocksEventReasons that throttle a busy card, without idle and user-set clocks."""
 PROBLEMS = {
+    # The kernel module stays loaded until a restart, while the library is replaced at once.
     "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the NVIDIA driver was updated and the old one still "
     "runs; restart that PC",
     "NVML_ERROR_DRIVER_NOT_LOADED": "the NVIDIA driver is installed but not loaded; restart that "
@@ -52,7 +53,7 @@ class _Card:
 
 
 class GpuReader:
-    """All GPUs of this PC. `nvml` is the module pynvml, or a fake of it; None: no driver."""
+    """All GPUs of this PC; `nvml` is the module pynvml or a fake, or None without a driver."""
 
     def __init__(self, nvml: Any | None, has_driver: bool = False) -> None:
         self._nvml = nvml
@@ -71,25 +72,25 @@ class GpuReader:
         return tuple(self._read_facts(card) for card in self._cards)
 
     def sample(self) -> tuple[GpuSample, ...]:
-        """Read every card once."""
+        """Read all cards once."""
         return tuple(self._sample(card) for card in self._cards)
 
     def sample_one(self, uuid: str) -> GpuSample | None:
-        """Read one card; None: it is none of this PC's."""
+        """Read one card; None if the UUID is unknown."""
         card = self._card(uuid)
         return self._sample(card) if card else None
 
     def read_least_power_w(self, uuid: str) -> float | None:
-        """Return the lowest power limit that a card takes, in watts; None: not known."""
+        """Return the lowest power limit of a card, in watts, or None if unknown."""
         card = self._card(uuid)
         name = "nvmlDeviceGetPowerManagementLimitConstraints"
         limits = self._read(name, card.handle) if card else None
         return limits[0] / 1000 if limits else None
 
     def set_power_limit(self, uuid: str, limit_w: float) -> bool:
-        """Set the power limit of a card, in watts; return whether the driver took it.
+        """Set the power limit of a card, in watts; return whether the driver accepted it.
 
-        It usually refuses a user who is not root, and under WSL anybody.
+        The driver requires root, and always refuses under WSL.
         """
         card, nvml = self._card(uuid), self._nvml
         if card is None or nvml is None:
@@ -121,7 +122,7 @@ class GpuReader:
         return _Card(handle, uuid, index, _text(nvml.nvmlDeviceGetName(handle)))
 
     def _explain(self, error: Exception, has_driver: bool) -> str | None:
-        """Return a sentence; None when there is simply no driver or no card."""
+        """Return an explanation, or None if there is no driver or no card."""
         # pynvml's errors carry a number and a text, but PROBLEMS is keyed by name.
         code = getattr(error, "value", None)
         names = [n for n in dir(self._nvml) if n.startswith("NVML_ERROR_")]
@@ -186,16 +187,14 @@ class GpuReader:
             clock_mhz=_scale(self._read("nvmlDeviceGetClockInfo", handle, 1), 1),
             fan=_scale(self._read("nvmlDeviceGetFanSpeed", handle), 100),
             throttle=self._read_throttle(handle),
-            process_ids=None if processes is None else tuple(one.pid for one in processes),
+            process_ids=None if processes is None else tuple(p.pid for p in processes),
             memory_computing_bytes=_sum_memory(processes),
         )
 
     def _read_memory(self, handle: Any) -> Any | None:
-        """Return total, used and, from drivers that tell it apart, reserved memory, in bytes.
-
-        The first version of NVML's structure counts what the driver reserves as used: hundreds of
-        megabytes on an empty card, which no program holds.
-        """
+        """Return total, used and, from newer drivers, reserved memory, in bytes."""
+        # The first version of NVML's structure counts memory reserved by the driver as used, which
+        # is hundreds of megabytes on an empty card.
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         found = None
         if version is not None:
@@ -212,7 +211,7 @@ class GpuReader:
 
 
 def open_gpus(load_nvml: Callable[[], Any]) -> GpuReader:
-    """Return this PC's GPUs; `load_nvml` imports pynvml, called only if a driver is there."""
+    """Return this PC's GPUs; `load_nvml` imports pynvml and is called only with a driver."""
     has_driver = any(os.path.exists(path) for path in SIGNS_OF_A_DRIVER) or _is_wsl_with_gpu()
     if not _has_library() and not has_driver:
         # Without a library or a driver, loading NVML could only fail.
@@ -223,7 +222,7 @@ def open_gpus(load_nvml: Callable[[], Any]) -> GpuReader:
 
 
 def find_undriven_card(devices: Path) -> str | None:
-    """Return a sentence when an NVIDIA card is plugged in and no driver is there."""
+    """Return an explanation if an NVIDIA card is plugged in but no driver is installed."""
     with contextlib.suppress(OSError):
         for device in sorted(devices.iterdir()):
             vendor = (device / "vendor").read_text().strip()
@@ -237,7 +236,9 @@ def find_undriven_card(devices: Path) -> str | None:
 
 
 def _has_library() -> bool:
-    """Load NVIDIA's library, on WSL also from where Windows put it: pynvml asks by name alone."""
+    """Load NVIDIA's library; return False without one."""
+    # pynvml searches by name only. On WSL, the library may be outside the search path; once it is
+    # loaded here, pynvml finds it by its name.
     for name in ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1"):
         with contextlib.suppress(OSError):
             ctypes.CDLL(name)
@@ -251,11 +252,11 @@ def _is_wsl_with_gpu() -> bool:
 
 
 def _sum_memory(processes: Any | None) -> int | None:
-    """Return the bytes that processes hold; None: not known, as under WSL."""
+    """Return the memory of all processes, in bytes, or None if unknown, as under WSL."""
     if processes is None:
         return None
-    held: list[int | None] = [getattr(one, "usedGpuMemory", None) for one in processes]
-    known = [one for one in held if one is not None]
+    held: list[int | None] = [getattr(process, "usedGpuMemory", None) for process in processes]
+    known = [size for size in held if size is not None]
     return sum(known) if len(known) == len(held) else None
 
 

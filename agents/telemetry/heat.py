@@ -1,8 +1,8 @@
-"""Judge by its samples whether a GPU is too hot to train on, and what to do about it.
+"""Decide from a GPU's samples whether it is too hot to train on, and how to react. Pure.
 
-Pure. Warm cards slow down a little on their own, as they are built to, so only two cases count:
-heat holds the clock down for a minute, which costs speed; or the card has reached the temperature
-at which its hardware halves the clock, which wears it and makes every other rank wait.
+All cards lower their clocks slightly when warm, by design, so only two cases count: heat throttles
+the clock for a minute, which costs speed; or the card reaches the temperature at which its hardware
+halves the clock, which wears it and makes all other ranks wait.
 """
 
 from __future__ import annotations
@@ -15,53 +15,54 @@ from agents.contract.run import HeatRule
 from agents.telemetry.gpu import TOO_HOT
 
 WINDOW_S = 60.0
-"""Time over which heat has to hold the clock down, in seconds."""
+"""Time for which heat must throttle the clock before a reaction, in seconds."""
 MIN_SHARE = 0.5
-"""Share of the samples of that time that have to show it."""
+"""Minimum share of throttled samples in that time."""
 COOLER_CELSIUS = 10.0
-"""How much cooler than at its start a pause ends, in degrees Celsius."""
+"""Temperature drop that ends a pause, in degrees Celsius."""
 HARDWARE_SAMPLES = 3
-"""Number of samples in a row that show the hardware's own slowdown before it counts."""
+"""Number of consecutive samples with the hardware's own slowdown before a reaction."""
 WARN_AGAIN_S = 3600.0
-"""Least time between two warnings, in seconds."""
+"""Minimum time between two warnings, in seconds."""
 
 MIN_SLOWDOWN_CELSIUS = 60.0
-"""Least slowdown temperature that is believed: no card is built for less."""
+"""Minimum plausible slowdown temperature, in degrees Celsius; no card is built for less."""
 
 HeatAct = Literal["", "warn", "pause", "go_on", "limit"]
-"""`pause` lasts until `go_on`; `limit` asks for a lower power limit; empty: nothing changes."""
+"""Reaction: `pause` lasts until `go_on`; `limit` asks for a lower power limit; empty if none."""
 
 
 class HeatJudge:
-    """Follows one GPU.
+    """Judge of one GPU's temperature.
 
     Args:
-        rule: what its owner wants where heat holds the clock down.
-        slowdown_celsius: temperature at which its hardware slows it down, in degrees Celsius; None:
-            not known.
+        rule: the user's choice for a clock throttled by heat.
+        slowdown_celsius: temperature at which the hardware slows the card down, in degrees Celsius;
+            None if unknown.
     """
 
     def __init__(self, rule: HeatRule, slowdown_celsius: float | None) -> None:
         self.rule = rule
+        # Without a plausible limit, only the hardware's own slowdown counts.
         is_known = slowdown_celsius is not None and slowdown_celsius >= MIN_SLOWDOWN_CELSIUS
         self._slowdown_celsius = slowdown_celsius if is_known else None
-        # Times in seconds, and whether heat held the clock down.
+        # Time in seconds and whether heat throttled the clock, per sample.
         self._seen: deque[tuple[float, bool]] = deque()
         self._num_hardware = 0
         self._warned_s: float | None = None
         self.until_celsius: float | None = None
-        """Temperature at which the present pause ends, in degrees Celsius; None: no pause."""
+        """Temperature at which the current pause ends, in degrees Celsius; None without a pause."""
 
     def judge(self, sample: GpuSample, now_s: float) -> HeatAct:
-        """Take the next sample, and return what has to be done.
+        """Process the next sample and return the reaction.
 
         Args:
-            sample: of this GPU.
+            sample: sample of this GPU.
             now_s: time on the monotonic clock, in seconds.
         """
         celsius = sample.temperature_celsius
         if self.until_celsius is not None:
-            # Nobody can wait for a sensor that is gone.
+            # A sensor that fails during a pause ends it, or the pause would never end.
             if celsius is not None and celsius > self.until_celsius:
                 return ""
             self.until_celsius = None
@@ -76,7 +77,7 @@ class HeatJudge:
             return self._pause(celsius)
         if not self._is_held_down(any(reason in TOO_HOT for reason in reasons), now_s):
             return ""
-        self._seen.clear()  # the next act needs another minute
+        self._seen.clear()  # the next reaction needs another minute
         if self.rule == "wait":
             return self._pause(celsius)
         return "limit" if self.rule == "limit" else self._warn(now_s)
@@ -93,6 +94,7 @@ class HeatJudge:
 
     def _pause(self, celsius: float) -> HeatAct:
         self._num_hardware = 0
+        # Well below the start, or the pause would end at once and begin again.
         self.until_celsius = celsius - COOLER_CELSIUS
         return "pause"
 

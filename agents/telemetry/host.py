@@ -1,7 +1,7 @@
-"""Read the PC's own sensors from /proc and /sys. What a PC does not have is None.
+"""Read the PC's own sensors from /proc and /sys; a missing sensor is None.
 
-Parsers take text and return numbers, so that they are tested on texts from real machines; `Host`
-reads the files and turns counters into rates with the monotonic clock.
+Parsers take text and return numbers, so that tests can use texts from real machines. `Host` reads
+the files and converts counters to rates with the monotonic clock.
 """
 
 from __future__ import annotations
@@ -12,32 +12,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SECTOR_BYTES = 512
-"""Unit of /proc/diskstats, regardless of the disk's own sectors, in bytes."""
+"""Unit of /proc/diskstats, in bytes, regardless of the disk's own sector size."""
+# Virtual and stacked devices would count the bytes of real disks again; fd and sr are no disks.
 NOT_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")
+# In order of preference: sensors of the CPU's package, then those of the board.
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 CPU_LABELS = ("package id 0", "tdie", "tctl")
 CPU_ZONES = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal", "soc-thermal")
 
 
 def parse_cpu_times(text: str) -> tuple[int, int] | None:
-    """Return (busy, all) clock ticks over all cores since boot, from /proc/stat."""
+    """Return (busy, total) clock ticks of all cores since boot, from /proc/stat."""
     fields = text.partition("\n")[0].split()
     if len(fields) < 5 or fields[0] != "cpu":
         return None
-    ticks = [int(value) for value in fields[1:9]]  # guest time is part of user time already
-    # Waiting for a disk is idle time too.
+    ticks = [int(value) for value in fields[1:9]]  # user time includes guest time already
+    # Waiting for a disk (iowait) is idle time, too.
     idle = ticks[3] + (ticks[4] if len(ticks) > 4 else 0)
     return sum(ticks) - idle, sum(ticks)
 
 
 def parse_memory(text: str) -> tuple[int, int] | None:
-    """Return (used, total) bytes from /proc/meminfo; used is what cannot be had back at once."""
+    """Return (used, total) bytes from /proc/meminfo; used excludes reclaimable memory."""
     sizes = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if name in ("MemTotal", "MemAvailable", "MemFree"):
             sizes[name] = int(value.split()[0]) * 1024
-    # MemFree does not count the page cache, which can be given back; MemAvailable does.
+    # MemAvailable includes the reclaimable page cache; MemFree does not.
     available = sizes.get("MemAvailable", sizes.get("MemFree"))
     if "MemTotal" not in sizes or available is None:
         return None
@@ -79,17 +81,17 @@ class HostSample:
     cpu_temperature_celsius: float | None = None
     cpu_power_w: float | None = None
     memory: tuple[int, int] | None = None
-    """Bytes used, bytes in all."""
+    """Bytes used and total bytes."""
     disk: tuple[int, int] | None = None
     disk_rates: tuple[float, float] | None = None
-    """Bytes per second read, written."""
+    """Bytes per second read and written."""
     network_rates: tuple[float, float] | None = None
-    """Bytes per second in, out."""
+    """Bytes per second in and out."""
     load: float | None = None
 
 
 class Rate:
-    """Turns rising counters into rates; None at first, and after a counter went back."""
+    """Converter of rising counters to rates; None at first and after a counter decreased."""
 
     def __init__(self) -> None:
         self._last: tuple[float, tuple[int, ...]] | None = None
@@ -99,12 +101,12 @@ class Rate:
         if last is None or now_s <= last[0]:
             return None
         rises = [new - old for new, old in zip(counters, last[1], strict=True)]
-        # A counter goes back when it wraps or its device was replaced.
+        # A counter decreases when it wraps or its device is replaced.
         return None if min(rises) < 0 else tuple(rise / (now_s - last[0]) for rise in rises)
 
 
 class Host:
-    """The PC's sensors. `root` stands before /proc and /sys, for tests."""
+    """The PC's sensors; tests set `root` as the parent of /proc and /sys."""
 
     def __init__(self, disk_path: Path, root: str = "") -> None:
         self._disk_path = disk_path
@@ -117,7 +119,7 @@ class Host:
         self._cpu, self._disk, self._network, self._energy = Rate(), Rate(), Rate(), Rate()
 
     def sample(self) -> HostSample:
-        """Read everything once; rates are those since the last call."""
+        """Read all sensors once; rates are averages since the last call."""
         now_s = time.monotonic()
         return HostSample(
             cpu_utilisation=self._read_cpu(now_s),
@@ -155,10 +157,10 @@ class Host:
             celsius = int(value) / 1000
         except ValueError:
             return None
-        return celsius if 0 < celsius < 150 else None
+        return celsius if 0 < celsius < 150 else None  # broken sensors report absurd values
 
     def _find_temperature(self) -> str | None:
-        """Return the file of the CPU's package temperature, the surest sensor first."""
+        """Return the file of the CPU's package temperature from the best sensor, or None."""
         found: list[tuple[int, int, str]] = []
         for folder in self._list("/sys/class/hwmon"):
             base = f"/sys/class/hwmon/{folder}"
@@ -179,9 +181,9 @@ class Host:
         return None
 
     def _find_energy(self) -> list[str]:
-        """Return the energy counters of the CPU packages that may be read (often root's alone)."""
+        """Return the readable energy counters of the CPU packages (often only root may read)."""
         base = "/sys/class/powercap"
-        # A second colon marks a part of a package, whose energy is counted there already.
+        # A second colon marks a part of a package, whose energy the package includes.
         folders = [f for f in self._list(base) if f.startswith("intel-rapl:") and f.count(":") == 1]
         packages = [f for f in folders if self._read(f"{base}/{f}/name").startswith("package")]
         files = [f"{base}/{folder}/energy_uj" for folder in packages]
@@ -212,7 +214,7 @@ class Host:
         return (rates[0], rates[1]) if rates else None
 
     def _choose_devices(self, text: str) -> frozenset[str]:
-        """Return the real network devices; bridges and tunnels would count the same bytes again."""
+        """Return the physical network devices; bridges and tunnels would count bytes twice."""
         names = {line.partition(":")[0].strip() for line in text.splitlines()[2:]} - {"lo", ""}
         real = {n for n in names if os.path.exists(f"{self._root}/sys/class/net/{n}/device")}
         # Containers have only virtual devices.
@@ -220,7 +222,7 @@ class Host:
 
 
 def read_disk(path: Path) -> tuple[int, int] | None:
-    """Return (used, total) bytes of the file system; what only root may use counts as used."""
+    """Return (used, total) bytes of the file system; space reserved for root counts as used."""
     try:
         state = os.statvfs(path)
     except OSError:

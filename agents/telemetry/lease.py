@@ -1,8 +1,8 @@
 """Keep one recorder per agent home running while a server renews its lease.
 
-A recorder without renewal for LEASE_S ends by itself, unless an attempt is alive. A server that
-starts ends a recorder of another agent version, once: two masters of different versions must not
-end each other's recorder forever.
+A recorder without a renewal for `LEASE_S` ends by itself, unless a device is in use. A server ends
+a recorder of another agent version only once, when it starts: otherwise two masters of different
+versions would end each other's recorder again and again.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from agents.shared.files.python_child import python_environ
 from agents.state import Home, agent_command, archive_path, identity_from, read_json
 
 LEASE_S = 900.0
+"""Time for which a recorder runs after the last renewal, in seconds."""
 
 
 def keep_recorder(home: Home, archive: str, replace: bool) -> None:
-    """Renew the lease, and start the recorder when none runs (`replace`: none of this version)."""
+    """Renew the lease, and start a recorder if none runs (with `replace`: none of this version)."""
     renew(home)
     state = read_json(home.telemetry / "recorder.json") or {}
     recorder = identity_from(state)
     if recorder is not None and recorder.is_alive():
-        # The path of the archive holds its hash, and so stands for the version.
+        # The path of the archive contains its hash, so it identifies the version.
         if not replace or state.get("archive") == archive:
             return
+        # The new recorder waits for the lock of this one.
         with contextlib.suppress(ProcessLookupError):
             os.kill(recorder.pid, signal.SIGTERM)
     _start(home)
@@ -39,7 +41,7 @@ def renew(home: Home) -> None:
     try:
         lease.touch(mode=0o600)
     except OSError:
-        return  # a full disk ends the recording after LEASE_S, nothing worse
+        return  # on a full disk, the recording just ends after LEASE_S
 
 
 def read_renewal(home: Home) -> float:
@@ -64,5 +66,4 @@ def _start(home: Home) -> None:
         cwd=home.path,
         start_new_session=True,
     )
-    # The first process ends at once (it forks); without a wait it would stay a zombie.
-    process.wait()
+    process.wait()  # reaps the first process, which forks and exits at once

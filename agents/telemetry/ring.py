@@ -1,8 +1,8 @@
-"""Keep the last ten minutes of samples in one file of fixed size.
+"""The ring: the last ten minutes of samples in one file of fixed size.
 
-Allocated as a whole at the start, so that a full disk cannot stop the telemetry that reports it.
-Slot 0 is the header, slot 1 + seq % NUM_SLOTS holds sample `seq` as `CRC32 JSON`. A reader that
-catches a slot half written sees a wrong checksum and reads again; no lock is needed.
+The file is allocated completely at the start, so that a full disk cannot stop the telemetry that
+reports it. Slot 0 is the header; slot 1 + seq % NUM_SLOTS holds sample `seq` as `CRC32 JSON`. No
+lock is needed: a reader that hits a half-written slot sees a wrong checksum and reads again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from agents.contract.wire import to_wire
 from agents.errors import explain_os_error
 
 NUM_SLOTS = 600
+"""Number of samples in the ring, at one per second."""
 HOST_BYTES = 1024
+"""Space for the host's part of a sample, in bytes."""
 GPU_BYTES = 1024
-"""Size of one GPU in a sample, including process ids, in bytes; a longer sample is dropped."""
+"""Space for one GPU in a sample, including process ids, in bytes; a longer sample is dropped."""
 
 
 class RingWriter:
-    """Writes the ring, in one process only; continues after the newest sample in it."""
+    """Writer of the ring, in one process only; it continues after the newest sample."""
 
     def __init__(self, path: Path, num_gpus: int) -> None:
         slot_bytes = HOST_BYTES + GPU_BYTES * num_gpus
+        # Sequence numbers continue after a restart, so that readers can go by them.
         newest = RingReader(path).read_newest_seq()
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -46,21 +49,23 @@ class RingWriter:
         if len(record) <= self._slot_bytes:
             place = 1 + sample.seq % NUM_SLOTS
             os.pwrite(self._file, record.ljust(self._slot_bytes, b" "), place * self._slot_bytes)
-            # After the sample, so that a reader never learns a seq before its slot is written.
+            # After the sample, so that a reader never sees a seq before its slot is written.
+            # The newest seq is in slot 0, behind the 256 bytes of the header.
             os.pwrite(self._file, _seal(b"%d" % sample.seq).ljust(64, b" "), 256)
+        # Also after a dropped sample: a reader sees a missing number and skips it.
         self.next_seq = sample.seq + 1
 
     def _format(self, slot_bytes: int) -> None:
-        # Samples with another slot size cannot be read any more.
+        # Samples of another slot size are unreadable now.
         os.ftruncate(self._file, 0)
-        # Real blocks, not a hole: a later write needs no more space.
+        # Real blocks instead of a hole, so that later writes need no more space.
         os.posix_fallocate(self._file, 0, slot_bytes * (NUM_SLOTS + 1))
         header = json.dumps({"slot_bytes": slot_bytes, "num_slots": NUM_SLOTS})
         os.pwrite(self._file, _seal(header.encode("ascii")).ljust(256, b" "), 0)
 
 
 class RingReader:
-    """Reads the ring while another process writes it."""
+    """Reader of the ring while another process writes it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,7 +73,7 @@ class RingReader:
         self._slot_bytes = 0
 
     def read_newest_seq(self) -> int:
-        """Return the seq of the newest sample, 0 when there is none yet."""
+        """Return the seq of the newest sample, or 0 for an empty ring."""
         if self._file is None and not self._open():
             return 0
         assert self._file is not None
@@ -76,17 +81,17 @@ class RingReader:
         return int(data) if data and data.isdigit() else 0
 
     def read(self, seq: int) -> dict[str, Any] | None:
-        """Return one sample in its wire form; None when it is overwritten or broken."""
+        """Return one sample in its wire form, or None if it is overwritten or damaged."""
         if self._file is None:
             return None
         place = (1 + seq % NUM_SLOTS) * self._slot_bytes
         data = _unseal(os.pread(self._file, self._slot_bytes, place))
         value = json.loads(data) if data else None
-        # The writer may have come round and put a newer sample into this slot.
+        # The writer may have wrapped around and put a newer sample into this slot.
         return value if isinstance(value, dict) and value.get("seq") == seq else None
 
     def read_since(self, time_s: float) -> Iterator[dict[str, Any]]:
-        """Yield the samples after this wall clock time, oldest first."""
+        """Yield the samples after this wall-clock time, oldest first."""
         newest = self.read_newest_seq()
         for seq in range(max(1, newest - NUM_SLOTS + 1), newest + 1):
             sample = self.read(seq)

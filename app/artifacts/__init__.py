@@ -1,4 +1,4 @@
-"""Artifacts as things one owns: registered, copied, checked, handed on, deleted."""
+"""The user's artifacts: registered, copied, verified, served and deleted."""
 
 RUNTIMES = ("vllm", "tgi", "llama.cpp", "ollama")
 """Programs that serve artifacts."""

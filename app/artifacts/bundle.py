@@ -1,4 +1,4 @@
-"""Artifacts as folders on this PC: recognise them, and bundle them for a node."""
+"""Artifacts as folders on this PC: recognize them, and bundle them for a node."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
 from app.storage.hashes import HashStore
 
+# Suffixes of files that a runtime reads; cards are not sent.
 _SENT_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja"})
 
 
@@ -25,17 +26,17 @@ class Artifact:
 
     folder: Path
     method: str
-    """`merged`, or one of `agents.contract.formats.METHODS`."""
+    """Format: `merged`, or one of `agents.contract.formats.METHODS`."""
     types: tuple[str, ...] = ()
-    """Types: for GGUF those with files, for GPTQ the one in its proof."""
+    """Types of the format: for GGUF those with files, for GPTQ the one in its proof."""
 
     def file_of(self, kind: str | None) -> Path:
-        """Return the GGUF file of a type, or the first one.
+        """Return the GGUF file of a type, by default of the first type.
 
         Raises:
-            UserError: there is none of that type.
+            UserError: there is no file of that type.
         """
-        spelled = {one.lower(): one for one in self.types}
+        spelled = {name.lower(): name for name in self.types}
         wanted = spelled.get(kind.lower(), kind) if kind else next(iter(self.types), "")
         found = sorted(self.folder.glob(f"*-{wanted}.gguf"))
         if not found:
@@ -50,7 +51,7 @@ def read_artifact(folder: Path) -> Artifact:
     """Return the artifact in a folder.
 
     Raises:
-        UserError: it is neither of an export nor of any other maker of models.
+        UserError: the folder holds neither an export nor any other model.
     """
     reason = f"it has neither {PROOF_FILE} nor config.json"
     try:
@@ -79,7 +80,7 @@ def _recognise(folder: Path) -> Artifact:
     """Return the artifact in a folder without a proof.
 
     Raises:
-        OSError: it is nothing that is known.
+        OSError: it has no config.json.
     """
     files = sorted(folder.glob("*-*.gguf"))
     if files:
@@ -92,7 +93,7 @@ def _recognise(folder: Path) -> Artifact:
 
 
 def read_verdicts(folder: Path) -> tuple[Verdict, ...]:
-    """Return what was measured of an artifact; empty where nothing was."""
+    """Return the measured quality of an artifact; empty: not measured."""
     try:
         proofs = read_object(folder, PROOF_FILE)["proofs"]
         return tuple(_verdict(proof) for proof in proofs)
@@ -115,7 +116,7 @@ def _verdict(proof: dict[str, Any]) -> Verdict:
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """Return where an artifact comes from; None: it does not say, as a merged model."""
+    """Return the origin of an artifact; None: its files do not name it, as in a merged model."""
     try:
         return from_wire(Origin, read_object(folder, PROOF_FILE)["origin"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -123,7 +124,7 @@ def read_origin(folder: Path) -> Origin | None:
 
 
 def bundle_artifact(artifact: Artifact, kind: str | None, hashes: HashStore) -> Source:
-    """Return what is sent to a node to run it there. Hashes files that changed since last time."""
+    """Return the files that a node needs to run it. Hashes files that are new or changed."""
     folder = artifact.folder
     if EXPORTS[artifact.method].runtime == "llama.cpp":
         file = artifact.file_of(kind)

@@ -1,11 +1,11 @@
-"""Translate a model's chat template (Jinja) to the form of Ollama (Go), where possible.
+"""Translate a model's chat template (Jinja) to Ollama's form (Go), if possible.
 
-It is possible where every turn is the same text before and after what was said. That is found out
-by rendering conversations with marks in them, and held against further conversations; a template
-that does more (tools, dates, a system prompt inside the first turn) is not guessed at.
+It is possible if each role has a fixed text before and after the message. These texts are found by
+rendering conversations with marks in them, and verified with further conversations. A template that
+does more (tools, dates, a system prompt inside the first turn) is refused.
 
-A template is a program of whoever made the model, so it is rendered in a process of its own, within
-bounds of time and memory: `python -m app.artifacts.chat_template` reads one from stdin.
+A template is a program by a stranger, so it is rendered in a separate process with limits of time
+and memory: `python -m app.artifacts.chat_template` reads one from stdin.
 https://docs.ollama.com/modelfile#template
 """
 
@@ -28,11 +28,11 @@ from agents.shared.files.bounded_work import (
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ, same_source
 
 Turn = tuple[str, str]
-"""(role, what was said)."""
+"""(role, message)."""
 Render = Callable[[Sequence[Turn]], str]
 _MARKS = ("@@S@@", "@@U@@", "@@A@@", "@@V@@")
 TIMEOUT_S = 20.0
-"""Time for a template, in seconds; the process's own bounds are tighter."""
+"""Time limit for the process, in seconds; its own limits are tighter."""
 _MODULE = "app.artifacts.chat_template"
 _TRIALS: tuple[tuple[Turn, ...], ...] = (
     (("user", "Who?"),),
@@ -47,21 +47,21 @@ class PlainTemplate:
     """Text before and after each turn of a role."""
 
     system: tuple[str, str] | None
-    """Text before and after the system prompt; None: the template takes none."""
+    """Text before and after the system prompt; None: the template takes no system prompt."""
     user: tuple[str, str]
     assistant: tuple[str, str]
     generation: str
     """Text before the answer, in addition to that after the user's turn."""
 
     def render(self, turns: Sequence[Turn]) -> str:
-        """Render a conversation as Ollama will."""
+        """Render a conversation as Ollama does."""
         around = {"system": self.system or ("", ""), "user": self.user}
         around["assistant"] = self.assistant
-        said = [around[role][0] + text + around[role][1] for role, text in turns]
-        return "".join(said) + self.generation
+        texts = [around[role][0] + text + around[role][1] for role, text in turns]
+        return "".join(texts) + self.generation
 
     def to_go(self) -> str:
-        """Return it as Ollama's TEMPLATE."""
+        """Return it as the value of Ollama's TEMPLATE."""
         roles = [("user", self.user), ("assistant", self.assistant)]
         if self.system is not None:
             roles.insert(0, ("system", self.system))
@@ -73,7 +73,7 @@ class PlainTemplate:
 
     @property
     def stop(self) -> str:
-        """Stop string that ends an answer; empty: only the model's own end token does."""
+        """Stop string that ends an answer; empty: only the model's end token ends it."""
         return self.assistant[1].strip().partition("\n")[0]
 
 
@@ -81,7 +81,7 @@ def express(template: str, bos_token: str, eos_token: str) -> PlainTemplate:
     """Return a template as plain turns. Starts a process, which takes a moment.
 
     Raises:
-        ValueError: it cannot be said so, or does not end; the sentence says why.
+        ValueError: it has no such form, or does not end; its text is the reason, as a clause.
     """
     try:
         done = subprocess.run(
@@ -112,7 +112,7 @@ def _pair(texts: Sequence[str] | None) -> tuple[str, str] | None:
 
 
 def main() -> int:
-    """Express the template on stdin, and print the turns or the problem."""
+    """Translate the template on stdin, and print the turns or the problem."""
     template, bos_token, eos_token = json.load(sys.stdin)
     try:
         with limited_memory():
@@ -130,7 +130,7 @@ def _express(template: str, bos_token: str, eos_token: str) -> PlainTemplate:
     """Return a template as plain turns, rendered in this process.
 
     Raises:
-        ValueError: it cannot be said so; the sentence says why.
+        ValueError: it has no such form; its text is the reason, as a clause.
     """
     render = _make_render(template, bos_token, eos_token)
     found = _probe(render)
@@ -139,6 +139,7 @@ def _express(template: str, bos_token: str, eos_token: str) -> PlainTemplate:
             continue
         if found.render(turns) != render(turns):
             raise ValueError("it does more than add text before and after each turn")
+    # Both end the template early: braces in Go's syntax, quotes in the Modelfile's.
     if any("{{" in text or '"""' in text for text in _texts(found)):
         raise ValueError("it has characters that a Modelfile cannot hold")
     return found
@@ -167,7 +168,7 @@ def _probe_system(render: Render, first: str, marks: tuple[str, str]) -> tuple[s
     try:
         text = render([("system", marks[0]), ("user", marks[1])])
     except ValueError:
-        return None  # such as Gemma's, which raises
+        return None  # Gemma's template raises an error for a system prompt
     if marks[0] not in text:
         return None
     before, after, _ = _split(text, marks)
@@ -198,7 +199,7 @@ def _split(text: str, marks: Sequence[str]) -> list[str]:
 
 
 def _make_render(template: str, bos_token: str, eos_token: str) -> Render:
-    """Return what renders as Transformers does, less the first token, which llama.cpp adds."""
+    """Return a function that renders like Transformers, without the first token."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
@@ -220,7 +221,7 @@ def _make_render(template: str, bos_token: str, eos_token: str) -> Render:
             raise
         except Exception as error:  # a stranger's program may raise anything
             raise ValueError(f"it cannot be rendered: {error}") from error
-        return text.removeprefix(bos_token)
+        return text.removeprefix(bos_token)  # llama.cpp adds the first token itself
 
     return render
 

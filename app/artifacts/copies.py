@@ -1,4 +1,4 @@
-"""Copy artifacts to folders and nodes, from a folder on this PC, else from a node."""
+"""Copy artifacts to folders, nodes and the hub, from a folder on this PC or else from a node."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from app.text import show_bytes, show_list
 async def copy_artifact(
     services: Services, artifact: ArtifactSnapshot, to: str, tell: OnMessage
 ) -> ArtifactCopy:
-    """Copy an artifact to a node by its name, else to a new folder on this PC.
+    """Copy an artifact to the node `to`, or else to a new folder on this PC.
 
     Raises:
-        UserError: no whole copy can be read, or the place cannot take it.
+        UserError: no whole copy can be read, or the destination cannot be written.
     """
     node, folder = _read_place(services, to)
     source = _choose_source(artifact)
@@ -51,7 +51,7 @@ def _read_place(services: Services, to: str) -> tuple[str | None, Path | None]:
         return to, None
     if "/" not in to and "\\" not in to and not to.startswith("~"):
         raise UsageError(
-            f"there is no node {to}", f"For a folder on this PC write ./{to} or its whole path."
+            f"there is no node {to}", f"For a folder on this PC write ./{to} or an absolute path."
         )
     try:
         return None, whole_path(Path(to))
@@ -61,13 +61,13 @@ def _read_place(services: Services, to: str) -> tuple[str | None, Path | None]:
 
 def _choose_source(artifact: ArtifactSnapshot) -> ArtifactCopy:
     for kind in ("folder", "node"):
-        for one in artifact.copies:
-            if one.kind == kind and one.counts:
-                return one
-    places = [one.place for one in artifact.copies]
+        for copy in artifact.copies:
+            if copy.kind == kind and copy.counts:
+                return copy
+    places = [copy.place for copy in artifact.copies]
     raise UserError(
         f"{artifact.label} cannot be read from anywhere: {show_list(places)} known",
-        "If you have moved it, register its new place: rackless artifacts add DIR",
+        "If you have moved it, register its new folder: rackless artifacts add DIR",
     )
 
 
@@ -77,7 +77,7 @@ async def push_artifact(
     """Push an artifact from this PC to the hub.
 
     Raises:
-        UserError: it has no copy on this PC, or the hub does not take it.
+        UserError: it has no copy on this PC, or the hub refuses it.
     """
     source = _choose_source(artifact)
     if source.kind != "folder":
@@ -103,6 +103,7 @@ async def _copy_to_node(
 ) -> ArtifactCopy:
     if source.kind == "node":
         return await _copy_between(services, artifact, source, node, tell)
+    # Named by its content, like a bundle, so that a second copy finds the files of the first.
     path = f"artifacts/{safe_name(artifact.name)}-{content_sha256(artifact.files)[:16]}"
     await _clear_damaged(services.pool.agent(node), artifact, path)
     bundle = Source(value=source.place, destination=path, root=source.place, files=artifact.files)
@@ -113,7 +114,7 @@ async def _copy_to_node(
 async def _copy_between(
     services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy, node: str, tell: OnMessage
 ) -> ArtifactCopy:
-    """Copy from a node to another one; a copy that lies there already is looked at."""
+    """Copy from one node to another; an existing copy is verified instead."""
     agent = services.pool.agent(node)
     if source.place != node:
         await _clear_damaged(agent, artifact, source.path)
@@ -123,13 +124,14 @@ async def _copy_between(
     if not _is_whole(artifact, (await agent.ask(HashArtifact(path=source.path))).files):
         if source.place != node:
             await agent.ask(DeleteArtifact(path=source.path))
-        raise _tell_damage(services, artifact, source)
+        raise _mark_damaged(services, artifact, source)
     now_s = time.time()
     return replace(source, place=node, made_s=now_s, checked_s=now_s, state="whole", problem="")
 
 
 async def _clear_damaged(agent: NodeAgent, artifact: ArtifactSnapshot, path: str) -> None:
-    """Delete what lies there if it is damaged: files of the right size are not sent again."""
+    """Delete an existing copy at `path` if it is damaged."""
+    # A transfer skips files of the right size, so it would keep damaged content.
     here = (await agent.ask(HashArtifact(path=path))).files
     if here and not _is_whole(artifact, here):
         await agent.ask(DeleteArtifact(path=path))
@@ -153,13 +155,15 @@ async def _copy_to_folder(
         arrived = await asyncio.to_thread(hash_folder, folder, artifact.files)
         if not _is_whole(artifact, arrived):
             await asyncio.to_thread(shutil.rmtree, folder)
-            raise _tell_damage(services, artifact, source)
+            raise _mark_damaged(services, artifact, source)
     now_s = time.time()
     return ArtifactCopy(kind="folder", place=str(folder), made_s=now_s, checked_s=now_s)
 
 
-def _tell_damage(services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy) -> UserError:
-    """Remember that a node's copy is damaged, and return what to say of it."""
+def _mark_damaged(
+    services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy
+) -> UserError:
+    """Store that a node's copy is damaged, and return the error for it."""
     services.artifacts.save_copy(artifact, replace(source, state="damaged"))
     return UserError(
         f"the copy on {source.place} differs from the hashes of {artifact.label}",

@@ -1,7 +1,7 @@
-"""Delete copies of artifacts, with a warning before the last one goes.
+"""Delete copies of artifacts, with a warning before the last one.
 
-Deleting touches only the files that the registry knows and the Modelfiles that we have written
-beside them; whatever else lies in a folder stays.
+Only the files in the registry and the Modelfiles written by Rackless are deleted; other files in a
+folder are kept.
 """
 
 from __future__ import annotations
@@ -30,52 +30,52 @@ class DeletedArtifact:
     label: str
     freed_bytes: int
     deleted: tuple[str, ...]
-    """Places whose files are gone."""
+    """Locations whose files are deleted."""
     left: tuple[str, ...] = ()
-    """Sentences about files that are kept, and why."""
+    """Sentences about kept files with the reasons."""
     is_forgotten: bool
-    """Whether the artifact itself was removed from the list."""
+    """True if the artifact itself was removed from the list."""
 
 
 def find_place(artifact: ArtifactSnapshot, place: str | None) -> str | None:
-    """Return the place of a copy as it is kept, of what a person has written.
+    """Resolve a location that the user typed to the stored one.
 
     Raises:
-        UserError: no copy lies there.
+        UserError: there is no copy.
     """
-    known = [one.place for one in artifact.copies]
+    known = [copy.place for copy in artifact.copies]
     if place is None or place in known:
         return place
-    folders = [one.place for one in artifact.copies if one.kind == "folder"]
-    with suppress(OSError):  # it leads nowhere
+    folders = [copy.place for copy in artifact.copies if copy.kind == "folder"]
+    with suppress(OSError):  # the path does not exist
         path = whole_path(Path(place))
-        for one in folders:
-            if one == str(path) or is_same_folder(Path(one), path):
-                return one
+        for folder in folders:
+            if folder == str(path) or is_same_folder(Path(folder), path):
+                return folder
     raise UserError(f"no copy of {artifact.label} is in {place}", f"It has {show_list(known)}.")
 
 
 async def delete_artifact(
     services: Services, artifact: ArtifactSnapshot, place: str | None, even_last: bool
 ) -> DeletedArtifact:
-    """Delete the copy at `place` (None: all, and the artifact from the list).
+    """Delete the copy at `place`; None: all copies, and the artifact from the list.
 
     Raises:
-        UserError: no copy would be left, and `even_last` does not say that this is meant; there is
-            no such copy; a node that holds it cannot be reached.
+        UserError: no copy would be left and `even_last` is False; there is no such copy; or its
+            node cannot be reached.
     """
     place = await asyncio.to_thread(find_place, artifact, place)
-    chosen = [one for one in artifact.copies if place in (None, one.place)]
+    chosen = [copy for copy in artifact.copies if place in (None, copy.place)]
     warning = tell_last(artifact, place)
     if warning and not even_last and artifact.copies:
-        raise UserError(warning, "If you mean it, add --yes.")
+        raise UserError(warning, "To delete it anyway, add --yes.")
     deleted, left, freed = [], [], 0
-    for one in chosen:
-        freed_here, why = await _delete_copy(services, artifact, one)
+    for copy in chosen:
+        freed_here, why = await _delete_copy(services, artifact, copy)
         freed += freed_here
         left.extend([why] if why else [])
-        deleted.extend([] if why else [one.place])
-        services.artifacts.forget_copy(artifact, one)
+        deleted.extend([] if why else [copy.place])
+        services.artifacts.forget_copy(artifact, copy)
     if place is None:
         services.artifacts.forget(artifact)
     return DeletedArtifact(
@@ -101,7 +101,7 @@ async def _delete_copy(
 
 
 def _delete_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[int, str]:
-    # A folder in it may have become a link to other files of the user.
+    # A subfolder may have been replaced by a link to other files of the user.
     here = [entry for entry in files if is_own(folder / entry.path, folder)]
     if len(missing_files(folder, here)) == len(here) and here:
         return 0, f"{folder} now holds something else, so it is kept"
@@ -112,6 +112,7 @@ def _delete_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[int, str]:
             freed += entry.size_bytes
         for modelfile in folder.glob(MODELFILES) if here else ():
             modelfile.unlink()
+        # In reverse order, so that a folder is visited after its subfolders.
         for below in sorted(
             (p for p in folder.rglob("*") if p.is_dir() and not p.is_symlink()), reverse=True
         ):

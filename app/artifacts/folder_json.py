@@ -1,4 +1,4 @@
-"""Read the JSON files of an artifact's folder, which anybody may have made."""
+"""Read the JSON files of an artifact's folder, which a stranger may have made."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from agents.shared.files.folder_files import read_regular
 
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:
-    """Return the object in a file.
+    """Return the JSON object in a file.
 
     Raises:
-        ValueError: it is none, is nested without end, or holds numbers that no program takes.
-        OSError: it cannot be read, or is no ordinary file of the folder.
+        ValueError: it is not an object, is nested too deeply, or holds numbers out of range.
+        OSError: it cannot be read, or is not an ordinary file in the folder.
     """
     # Proofs of diverged runs and configs of Mamba contain NaN and Infinity.
     found = parse_json(read_regular(folder / name, folder), finite=False)

@@ -1,4 +1,4 @@
-"""List what lies on a node's disk, with the reasons to keep it, and delete some of it.
+"""List the items on a node's disk with the reasons to keep them, and delete some.
 
 Before a checkpoint or an artifact is deleted, the files of another copy are hashed.
 """
@@ -39,11 +39,11 @@ class FreedStorage:
     freed_bytes: int
     deleted: tuple[str, ...]
     kept: tuple[tuple[str, str], ...] = ()
-    """Items that stay after all, each with the reason."""
+    """Items that were kept after all, each with the reason."""
 
 
 async def list_storage(services: Services, client: NodeClient) -> NodeStorage:
-    """Return what lies on a node; other nodes are asked for copies.
+    """Return the items on a node; other nodes are asked for copies.
 
     Raises:
         UserError: the node does not answer.
@@ -54,7 +54,7 @@ async def list_storage(services: Services, client: NodeClient) -> NodeStorage:
 async def free_storage(
     services: Services, client: NodeClient, names: Sequence[str], tell: OnMessage
 ) -> FreedStorage:
-    """Delete items by name; those that may not be deleted by now stay.
+    """Delete items by name; items that have become protected are kept.
 
     Raises:
         UserError: the node does not answer.
@@ -64,7 +64,7 @@ async def free_storage(
     freed, deleted, kept = 0, [], []
     for name in names:
         item = items.get(name)
-        if item is None:  # somebody else has deleted it
+        if item is None:  # already deleted
             continue
         tell(f"deleting {name} on {client.name}")
         try:
@@ -123,7 +123,7 @@ async def _ask_others(services: Services, node: str) -> Knowledge:
 async def _delete(
     services: Services, client: NodeClient, item: StoredItem, known: Knowledge, tell: OnMessage
 ) -> tuple[int, str]:
-    """Return the bytes that were freed, and the reason why the item stays; empty: it is gone."""
+    """Return the freed bytes, and the reason why the item is kept, if it is."""
     if item.kind in BUILT:
         return (await client.ask(PruneKept(names=(item.name,)))).freed_bytes, ""
     if item.kind == "checkpoint":
@@ -137,7 +137,7 @@ async def _delete_checkpoint(
     services: Services, client: NodeClient, item: StoredItem, known: Knowledge, tell: OnMessage
 ) -> tuple[int, str]:
     copy = find_checkpoint(item.name, known)
-    assert copy is not None  # else it is protected
+    assert copy is not None  # an unknown checkpoint is protected
     twins = find_twins(copy, known)
     tell(f"hashing the other copies of {item.name}")
     checked = await verify_copies(services.pool, twins)
@@ -156,7 +156,7 @@ async def _delete_artifact(
     services: Services, item: StoredItem, known: Knowledge, tell: OnMessage
 ) -> tuple[int, str]:
     artifact = find_artifact(item.name, known)
-    assert artifact is not None  # else it is protected
+    assert artifact is not None  # an unknown artifact is protected
     checked = await check_artifact(services, artifact, tell)
     if not any(one.state == "whole" and one.place != known.node for one in checked):
         return 0, "no other copy is whole"

@@ -1,10 +1,11 @@
-"""Register artifacts, from exports and from folders made elsewhere, and look them up.
+"""Register artifacts, from exports and from folders made elsewhere, and find them by name.
 
-Reads and hashes files: not for the event loop.
+The functions read and hash files, so they must not run on the event loop.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,6 @@ from agents.shared.files.folder_files import ForeignFile, read_regular, walk_own
 from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.artifacts.bundle import read_artifact, read_verdicts
 from app.artifacts.folder_json import read_object
-from app.artifacts.merged_card import describe_merged
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused, safe_name
 from app.paths import is_same_folder, whole_path
@@ -30,8 +30,9 @@ CARD_FILE = "README.md"
 LINEAGE_FILE = "rackless.json"
 """File in a merged model with the hashes of its base and data."""
 _MAX_CARD_BYTES = 4 << 20
-# Of a name, as `safe_name` has it.
+# Maximum length of a name, as in `safe_name`.
 _MOST_LETTERS = 60
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MODELFILES = "Modelfile-*"
 """Files for Ollama; written on request for serving, so they are not part of the artifact."""
 
@@ -40,7 +41,7 @@ def folder_here(artifact: ArtifactSnapshot) -> Path:
     """Return an artifact's folder on this PC.
 
     Raises:
-        UserError: no whole copy is here.
+        UserError: this PC has no whole copy.
     """
     folder = artifact.folder()
     if folder is None:
@@ -55,7 +56,7 @@ def find_artifact(services: Services, label: str) -> ArtifactSnapshot:
     """Return the artifact `NAME` (its newest version) or `NAME:VERSION`.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such artifact.
     """
     name, _, version = label.partition(":")
     for one in services.artifacts.versions(name):
@@ -69,10 +70,10 @@ def find_artifact(services: Services, label: str) -> ArtifactSnapshot:
 
 
 def list_artifacts(services: Services, run: str | None) -> tuple[ArtifactSnapshot, ...]:
-    """Return all artifacts, or those of a run by its id, the beginning of it, or its name.
+    """Return all artifacts, or those of a run by its id, a prefix of its id, or its name.
 
     Raises:
-        UserError: there is no such run, and none of a run that is deleted.
+        UserError: there is no such run, and no artifact of a deleted run matches.
     """
     every = services.artifacts.all()
     if run is None:
@@ -98,19 +99,19 @@ def record_export(
     """Register the result of an export in `folder`, with the figures in its files.
 
     Args:
-        types: that were asked for; its proof says what it has.
-        measured: what is kept beside that which the job has measured itself.
+        types: requested types, if its proof does not name the actual ones.
+        measured: figures to store in addition to those that the job measured.
     """
-    told = _read_about(folder)
-    own = told.pop("measured") or _read_json(folder / LINEAGE_FILE).get("measured") or {}
-    told["measured"] = {**own, **(measured or {})} or None
-    traced = told.pop("origin") or _trace(folder, origin)
+    about = _read_about(folder)
+    own = about.pop("measured") or _read_json(folder / LINEAGE_FILE).get("measured") or {}
+    about["measured"] = {**own, **(measured or {})} or None
+    traced = about.pop("origin") or _trace(folder, origin)
     if (folder / PROOF_FILE).exists():
-        with suppress(UserError):  # a proof that says nothing
+        with suppress(UserError):  # the proof is not usable
             types = read_artifact(folder).types
     card = folder / CARD_FILE
     if to == "merged" and not card.exists():
-        card.write_text(describe_merged(traced), encoding="utf-8")
+        card.write_text(_describe_merged(traced), encoding="utf-8")
     found = ArtifactSnapshot(
         name=_name(origin, to),
         version=0,
@@ -119,13 +120,36 @@ def record_export(
         origin=traced,
         size_bytes=0,
         created_s=time.time(),
-        **told,
+        **about,
     )
     return _enter(services, found, folder)
 
 
+def _describe_merged(origin: Origin) -> str:
+    """Return the card of a merged model as Markdown; nothing is measured, since nothing is lost.
+
+    >>> origin = Origin(base="org/base", data="x.jsonl", run_id="r", run_name="poems", step=4)
+    >>> _describe_merged(origin).splitlines()[1]
+    'base_model: org/base'
+    """
+    base = f"base_model: {origin.base}\n" if _HUB_ID.fullmatch(origin.base) else ""
+    licence = f"license: {origin.licence}\n" if origin.licence else ""
+    return (
+        f"---\n{base}{licence}tags: [rackless, merged]\n---\n"
+        f"# {origin.run_name}, merged\n\n"
+        f"Step {origin.step} of run `{origin.run_id}`, merged into its base model. Values are "
+        "rounded only to the base's own precision.\n\n"
+        f"- Base: `{origin.base}`, sha256 `{origin.base_sha256 or '-'}`\n"
+        f"- Trained on: `{origin.data}`, sha256 `{origin.data_sha256 or '-'}`\n"
+        f"- Licence of the base: {origin.licence or 'not known'}\n"
+    )
+
+
+# ------------------------------------------------------------------------
+
+
 def _name(origin: Origin, to: str) -> str:
-    """Return the usual name: of the run, and all of the format, however long the run's is.
+    """Return the default name: that of the run, truncated so that the format always fits.
 
     >>> origin = Origin(base="b", data="d", run_id="2026-x", run_name="p" * 80, step=1)
     >>> _name(origin, "awq") == "p" * 56 + "-awq", _name(replace(origin, run_name="\\u8bd7"), "awq")
@@ -139,14 +163,14 @@ def _name(origin: Origin, to: str) -> str:
 
 
 def add_folder(services: Services, folder: Path, name: str | None = None) -> ArtifactSnapshot:
-    """Register a folder that was made elsewhere, or moved: then it is a copy of a known one.
+    """Register a folder made elsewhere, or a known artifact's moved folder as another copy.
 
     Args:
-        folder: that an export made, on this PC or another.
-        name: of an artifact that is not known yet; None: that of its run, else of the folder.
+        folder: folder that an export made, on this PC or another.
+        name: name for a new artifact; None: that of its run, else of the folder.
 
     Raises:
-        UserError: it is no artifact.
+        UserError: the folder is not an artifact.
     """
     try:
         folder = whole_path(folder)
@@ -155,8 +179,8 @@ def add_folder(services: Services, folder: Path, name: str | None = None) -> Art
             f"{folder} is not a usable path: {error.strerror}", "Name a folder."
         ) from error
     kind = read_artifact(folder)
-    told = _read_about(folder)
-    origin = told["origin"]
+    about = _read_about(folder)
+    origin = about["origin"]
     usual = _name(origin, kind.method) if origin else safe_name(folder.name)
     found = ArtifactSnapshot(
         name=safe_name(name) if name else usual,
@@ -165,17 +189,15 @@ def add_folder(services: Services, folder: Path, name: str | None = None) -> Art
         types=kind.types,
         size_bytes=0,
         created_s=folder.stat().st_mtime,
-        **told,
+        **about,
     )
     return _enter(services, found, folder)
 
 
 def bundle_whole(services: Services, name: str, folder: Path) -> Source:
-    """Return all files of a folder that are of the artifact, with their hashes.
-
-    Modelfiles are not, which `write_modelfile` puts there, nor is what is hidden, which is left by
-    file managers and the hub's tools.
-    """
+    """Return the artifact's files in a folder, with their hashes."""
+    # Not hidden files, left by file managers and the hub's tools, nor the Modelfiles that
+    # `write_modelfile` adds later.
     try:
         files = list(walk_own(folder, lambda name: True))
     except ForeignFile as error:
@@ -196,8 +218,9 @@ def _enter(services: Services, found: ArtifactSnapshot, folder: Path) -> Artifac
     if known is None:
         size = sum(entry.size_bytes for entry in files)
         return services.artifacts.add(replace(found, files=files, size_bytes=size, copies=(copy,)))
-    there = [Path(one.place) for one in known.copies if one.kind == "folder"]
-    same = next((one for one in there if is_same_folder(one, folder)), folder)
+    # Keep the known spelling of a folder, so that a second path to it adds no second copy.
+    folders = [Path(other.place) for other in known.copies if other.kind == "folder"]
+    same = next((other for other in folders if is_same_folder(other, folder)), folder)
     services.artifacts.save_copy(known, replace(copy, place=str(same)))
     return find_artifact(services, known.label)
 
@@ -220,7 +243,7 @@ def _read_about(folder: Path) -> dict[str, Any]:
 
 
 def _trace(folder: Path, origin: Origin) -> Origin:
-    """Return the origin of a merged model, with the hashes that lie beside it."""
+    """Return the origin of a merged model with the hashes from its lineage file."""
     found = _read_json(folder / LINEAGE_FILE)
     base, data = found.get("base_sha256"), found.get("data_sha256")
     return replace(origin, base_sha256=base, data_sha256=data)
@@ -234,7 +257,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def read_card(artifact: ArtifactSnapshot) -> str:
-    """Return the card of a copy on this PC; empty: there is none."""
+    """Return the card of a copy on this PC; empty: no copy or no card."""
     folder = artifact.folder()
     if folder is None:
         return ""
@@ -246,7 +269,7 @@ def read_card(artifact: ArtifactSnapshot) -> str:
 
 
 def missing_files(folder: Path, files: Sequence[FileEntry]) -> list[str]:
-    """Return the files that are not in a folder, or have another size; reads no contents."""
+    """Return the files that are missing in a folder or have another size; reads no contents."""
     found = []
     for entry in files:
         try:
@@ -261,11 +284,11 @@ def missing_files(folder: Path, files: Sequence[FileEntry]) -> list[str]:
 def look_at_folders(
     artifact: ArtifactSnapshot, nodes: Collection[str] | None = None
 ) -> ArtifactSnapshot:
-    """Return it with the current state of its folders on this PC, by file names and sizes.
+    """Return an artifact with the current state of its folders, by file names and sizes.
 
     Args:
-        artifact: as it is remembered.
-        nodes: that are known; nothing can be had from others. None: all are.
+        artifact: artifact as stored.
+        nodes: names of the nodes; copies on others are missing. None: trust all.
     """
     copies = tuple(_look(artifact, one, nodes) for one in artifact.copies)
     return replace(artifact, copies=copies)

@@ -1,6 +1,6 @@
-"""The commands that serve an artifact: of those programs only that load its format.
+"""Commands that serve an artifact, for the programs that load its format.
 
-None of them was run here; the configuration is held against the fields that vLLM reads
+The programs are not run here. The configuration is compared with the fields that vLLM reads
 (vllm/model_executor/layers/quantization: auto_awq.py, auto_gptq.py, bitsandbytes.py).
 """
 
@@ -15,7 +15,7 @@ from agents.contract.formats import EXPORTS
 from app.artifact import ArtifactSnapshot
 
 NOT_TRIED = "Not tested here."
-# Group sizes of vLLM's quick kernels (marlin_utils.py); others run slowly, or not at all.
+# Group sizes of vLLM's fast kernels (marlin_utils.py); others run slowly or not.
 _MARLIN_GROUPS = (-1, 32, 64, 128)
 
 
@@ -24,11 +24,11 @@ class ServeCommand:
     """Command with which one program serves an artifact."""
 
     runtime: str
-    """One of `app.artifacts.RUNTIMES`."""
+    """Program: one of `app.artifacts.RUNTIMES`."""
     title: str
     command: str
     notes: tuple[str, ...] = ()
-    """Remarks before its use, in whole sentences."""
+    """Remarks to read before its use, in whole sentences."""
     modelfile: str | None = None
     """Text of the Modelfile that a command for Ollama uses."""
     modelfile_name: str = ""
@@ -40,17 +40,17 @@ class ServedFolder:
 
     path: str
     config: Mapping[str, Any]
-    """Its config.json; empty: it has none, as GGUF."""
+    """Content of its config.json; empty: no such file, as with GGUF."""
     files: tuple[tuple[str, str], ...] = ()
-    """(type, file name) of GGUF."""
+    """(type, file name) of each GGUF file."""
     templates: Mapping[str, str]
-    """GGUF type -> Ollama's template with its stops, as lines of a Modelfile."""
+    """Ollama's template with its stops, as lines of a Modelfile, by GGUF type."""
     template_problems: Mapping[str, str]
-    """GGUF type -> why the model's template cannot be written in a Modelfile."""
+    """Reason why the model's template cannot be written in a Modelfile, by GGUF type."""
 
 
 def serve_commands(artifact: ArtifactSnapshot, folder: ServedFolder) -> tuple[ServeCommand, ...]:
-    """Return the commands for a Linux PC with the program installed."""
+    """Return the commands, for a Linux PC on which the program is installed."""
     row = EXPORTS[artifact.format]
     if row.runtime == "llama.cpp":
         found = []
@@ -67,7 +67,7 @@ def serve_commands(artifact: ArtifactSnapshot, folder: ServedFolder) -> tuple[Se
 def _vllm(artifact: ArtifactSnapshot, folder: ServedFolder) -> ServeCommand:
     command = f"vllm serve {shlex.quote(folder.path)} --served-model-name {artifact.name}"
     problems = check_vllm_config(artifact.format, folder.config)
-    checked = "The configuration has every field that vLLM reads, with values that it takes."
+    checked = "The configuration has every field that vLLM reads, with valid values."
     return ServeCommand(
         runtime="vllm",
         title="vLLM",
@@ -90,7 +90,7 @@ def _tgi(artifact: ArtifactSnapshot, folder: ServedFolder) -> ServeCommand:
 
 
 def _mount(path: str) -> str:
-    """Return what Docker mounts, as one line of CSV, which it reads it as.
+    """Return the value of Docker's --mount, which is parsed as one line of CSV.
 
     >>> _mount("/m/poems: 2"), _mount("/m/a,b")
     ('type=bind,src=/m/poems: 2,dst=/model,readonly', 'type=bind,"src=/m/a,b",dst=/model,readonly')
@@ -121,7 +121,7 @@ def _ollama(artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: s
     modelfile = f"Modelfile-{kind}"
     template = folder.templates.get(kind, "")
     why = folder.template_problems.get(kind, "")
-    said = (
+    note = (
         "The Modelfile has the model's own chat template."
         if template
         else f"The model's chat template cannot be written in a Modelfile: {why}. "
@@ -132,7 +132,7 @@ def _ollama(artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: s
         title=f"Ollama, {kind}",
         command=f"ollama create {name}:{tag} -f {shlex.quote(f'{folder.path}/{modelfile}')} "
         f"&& ollama run {name}:{tag}",
-        notes=(said, NOT_TRIED),
+        notes=(note, NOT_TRIED),
         modelfile=f"FROM ./{file}\n{template}",
         modelfile_name=modelfile,
     )
@@ -142,7 +142,7 @@ def _ollama(artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: s
 
 
 def check_vllm_config(kind: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what vLLM would refuse in a config.json, in whole sentences.
+    """Return the reasons why vLLM would refuse a config.json, in whole sentences.
 
     >>> check_vllm_config("awq", {"architectures": ["LlamaForCausalLM"], "quantization_config":
     ...     {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}})

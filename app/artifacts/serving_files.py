@@ -1,4 +1,4 @@
-"""Read from a copy on this PC what serving it needs, and write the Modelfile. Reads files."""
+"""Read the facts that serving needs from a copy on this PC, and write the Modelfile."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agents.shared.models.gguf_file import read_metadata
 from app.artifact import ArtifactSnapshot
 from app.artifacts.chat_template import express
 from app.artifacts.folder_json import read_object
-from app.artifacts.gguf_file import read_metadata
 from app.artifacts.record import folder_here
 from app.artifacts.serving import ServeCommand, ServedFolder, serve_commands
 from app.errors import UserError
@@ -22,13 +22,13 @@ def hand_off(artifact: ArtifactSnapshot) -> tuple[ServeCommand, ...]:
     """Return the commands that serve an artifact from its folder on this PC.
 
     Raises:
-        UserError: there is no copy on this PC.
+        UserError: this PC has no copy.
     """
     return serve_commands(artifact, _read_folder(artifact, folder_here(artifact)))
 
 
 def write_modelfile(artifact: ArtifactSnapshot, command: ServeCommand) -> Path | None:
-    """Write the file that a command names, beside the weights; None: it names none.
+    """Write a command's Modelfile next to the weights; None: the command has no Modelfile.
 
     Raises:
         UserError: the folder is gone, or cannot be written.
@@ -37,7 +37,7 @@ def write_modelfile(artifact: ArtifactSnapshot, command: ServeCommand) -> Path |
         return None
     path = folder_here(artifact) / command.modelfile_name
     try:
-        replace_text(path, command.modelfile)  # never through a link of that name
+        replace_text(path, command.modelfile)  # it never writes through a link
     except OSError as error:
         raise UserError(
             f"{path} cannot be written: {error.strerror}", "Copy the artifact to another folder."
@@ -52,10 +52,11 @@ def _read_folder(artifact: ArtifactSnapshot, folder: Path) -> ServedFolder:
     names = sorted(path.name for path in folder.glob("*.gguf"))
     files = [(kind, name) for kind in artifact.types for name in names if f"-{kind}." in name]
     templates, problems = {}, {}
-    say = functools.cache(_say_template)  # files of one model have one template
+    # Cached, since the files of a model share one template and each translation starts a process.
+    translate = functools.cache(_translate_template)
     for kind, name in files:
         try:
-            templates[kind] = say(*_read_template(folder / name))
+            templates[kind] = translate(*_read_template(folder / name))
         except (OSError, ValueError) as error:
             problems[kind] = str(error)
     return ServedFolder(
@@ -68,10 +69,10 @@ def _read_folder(artifact: ArtifactSnapshot, folder: Path) -> ServedFolder:
 
 
 def _read_template(path: Path) -> tuple[str, str, str]:
-    """Return a GGUF file's chat template with its first and last token.
+    """Return a GGUF file's chat template with the model's first and last token.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the file has no template.
     """
     about = read_metadata(path)
     template = about.get("tokenizer.chat_template")
@@ -82,11 +83,11 @@ def _read_template(path: Path) -> tuple[str, str, str]:
     return template, _token(tokens, marks[0]), _token(tokens, marks[1])
 
 
-def _say_template(template: str, bos_token: str, eos_token: str) -> str:
+def _translate_template(template: str, bos_token: str, eos_token: str) -> str:
     """Return the lines of a Modelfile that give a GGUF file its own template.
 
     Raises:
-        ValueError: it cannot be said there.
+        ValueError: the template cannot be translated.
     """
     found = express(template, bos_token, eos_token)
     stop = f"PARAMETER stop {json.dumps(found.stop)}\n" if found.stop else ""

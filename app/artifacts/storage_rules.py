@@ -1,7 +1,7 @@
-"""What may be deleted on a node: pure rules over what the nodes and the registry say.
+"""Rules for deleting items on a node, given the reports of nodes and the registry. Pure.
 
-Nothing that an active or resumable run needs; no checkpoint or artifact of which no other copy is
-known to be whole. A node that does not answer counts as one that may have none.
+Protected are items that an active or resumable run needs, and checkpoints and artifacts without
+another copy that is known to be whole. A node that does not answer counts as having no copies.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from app.runs.checkpoints import Copy
 from app.text import show_bytes, show_bytes_of, show_list
 
 BUILT: frozenset[StorageKind] = frozenset(get_args(KeptKind))
-"""What building environments has left, which the node's own rule guards."""
+"""Kinds left by building environments, which the node's own rules protect."""
 LEFTOVERS: frozenset[StorageKind] = BUILT | {"store", "partial"}
-"""What is deleted when no kind is named; the rest takes time or a transfer to have again."""
+"""Kinds that are deleted if no kind is named; restoring others takes time or a transfer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredItem:
-    """An item on a node's disk, and why it stays."""
+    """An item on a node's disk, with the reason to keep it, if any."""
 
     kind: StorageKind
     name: str
@@ -38,23 +38,23 @@ class StoredItem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeStorage:
-    """What lies on a node below the agent's home, the largest first."""
+    """Items on a node below the agent's home, the largest first."""
 
     node: str
     items: tuple[StoredItem, ...]
     size_bytes: int
-    """Size of all items, listed or not."""
+    """Size of all items, listed or not, in bytes."""
     disk_bytes: int
     disk_free_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knowledge:
-    """What is known of copies beside the list of the node itself."""
+    """Known copies and runs, by which the items of one node are judged."""
 
     node: str
     checkpoints: Sequence[Copy] = ()
-    """Those of all nodes that answer, this one included."""
+    """Checkpoints of all nodes that answer, this one included."""
     silent: Sequence[str] = ()
     """Nodes that do not answer."""
     runs: Mapping[str, RunState] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Knowledge:
 
 
 def judge_item(item: StorageItem, known: Knowledge) -> StoredItem:
-    """Return an item with the reason to keep it, if there is one."""
+    """Return an item with the reason to keep it, if any."""
     reason = f"needed by {item.needed_by}" if item.needed_by else ""
     if not reason and item.kind == "checkpoint":
         reason = _guard_checkpoint(item.name, known)
@@ -78,13 +78,13 @@ def judge_item(item: StorageItem, known: Knowledge) -> StoredItem:
 
 
 def find_checkpoint(name: str, known: Knowledge) -> Copy | None:
-    """Return the checkpoint that an item of the node is."""
+    """Return the checkpoint that is stored as this item of the node, or None."""
     here = (copy for copy in known.checkpoints if copy.node == known.node)
     return next((copy for copy in here if copy.info.path == name), None)
 
 
 def find_twins(copy: Copy, known: Knowledge) -> tuple[Copy, ...]:
-    """Return the same checkpoint on other nodes, as their manifests say."""
+    """Return the same checkpoint on other nodes, by the hash of the manifest."""
     info = copy.info
     return tuple(
         other
@@ -97,7 +97,7 @@ def find_twins(copy: Copy, known: Knowledge) -> tuple[Copy, ...]:
 
 
 def find_artifact(name: str, known: Knowledge) -> ArtifactSnapshot | None:
-    """Return the artifact that an item of the node is a copy of."""
+    """Return the artifact whose copy is this item of the node, or None."""
     for artifact in known.artifacts:
         for copy in artifact.copies:
             if (copy.kind, copy.place, copy.path) == ("node", known.node, name):
@@ -114,6 +114,7 @@ def _guard_checkpoint(name: str, known: Knowledge) -> str:
     if state in ACTIVE_STATES:
         return f"run {run_id} is active"
     newest = max(one.info.step for one in known.checkpoints if one.info.run_id == run_id)
+    # A finished run never resumes, so a second copy is enough to delete this one.
     if state != "done" and copy.info.step == newest:
         return f"run {run_id} resumes from it"
     return "" if find_twins(copy, known) else _last("checkpoint", known)
@@ -127,7 +128,7 @@ def _guard_artifact(name: str, known: Knowledge) -> str:
 
 
 def _is_safe(copy: ArtifactCopy, known: Knowledge) -> bool:
-    """Return whether a copy elsewhere is whole, as far as is known, and can be reached."""
+    """Return whether a copy is on another, reachable node and was whole when last checked."""
     is_reached = copy.kind != "node" or copy.place not in known.silent
     return copy.state == "whole" and copy.place != known.node and is_reached
 
@@ -140,7 +141,7 @@ def _last(what: str, known: Knowledge) -> str:
 
 
 def describe_storage(storage: NodeStorage) -> str:
-    """Return what Rackless and all together have on the disk, in a sentence.
+    """Return a sentence on the disk space used by Rackless and in total.
 
     >>> describe_storage(NodeStorage(node="big", items=(), size_bytes=24 << 30,
     ...     disk_bytes=100 << 30, disk_free_bytes=40 << 30))
@@ -152,10 +153,10 @@ def describe_storage(storage: NodeStorage) -> str:
 
 
 def choose(storage: NodeStorage, words: Sequence[str]) -> tuple[StoredItem, ...]:
-    """Return what to delete, of kinds and names of items; no words: what is left over.
+    """Return the items to delete, given kinds and names of items; no words: all leftovers.
 
     Raises:
-        UserError: a word is no kind and no item, or names one that is protected.
+        UserError: a word is neither a kind nor an item, or names a protected item.
     """
     chosen: dict[str, StoredItem] = {}
     kinds = {item.kind for item in storage.items} | LEFTOVERS
@@ -164,8 +165,8 @@ def choose(storage: NodeStorage, words: Sequence[str]) -> tuple[StoredItem, ...]
         of_kind = [item for item in storage.items if item.kind == word and not item.protected]
         if not named and word not in kinds:
             raise UserError(
-                f"{storage.node} has nothing that is called {word}",
-                f"See what it has: rackless nodes storage {storage.node}",
+                f"{storage.node} has no item called {word}",
+                f"List its items: rackless nodes storage {storage.node}",
             )
         if named and named[0].protected:
             raise UserError(f"{word} on {storage.node} is not deleted: {named[0].protected}")

@@ -23,11 +23,11 @@ from app.text import show_list
 async def check_artifact(
     services: Services, artifact: ArtifactSnapshot, tell: OnMessage
 ) -> tuple[ArtifactCopy, ...]:
-    """Read every copy whole, compare it with the hashes, and store the state of each."""
+    """Read every copy in full, compare it with the hashes, and store the state of each."""
     found = []
-    for one in artifact.copies:
-        tell(f"reading {artifact.label} in {one.place}")
-        checked = await _check(services, artifact, one)
+    for copy in artifact.copies:
+        tell(f"reading {artifact.label} in {copy.place}")
+        checked = await _check(services, artifact, copy)
         services.artifacts.save_copy(artifact, checked)
         found.append(checked)
     return tuple(found)
@@ -45,20 +45,21 @@ async def _check(
             actual = await asyncio.to_thread(hub.read_files, copy.place, artifact.files)
     except UserError as error:
         return replace(copy, state="unknown", problem=error.message)
+    # The verification report is never pushed to the hub.
     expected = hub.pushed(artifact.files) if copy.kind == "hub" else artifact.files
     state, problem = compare_files(expected, actual)
     return replace(copy, state=state, problem=problem, checked_s=time.time())
 
 
 def hash_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
-    """Return those of `files` that are in a folder, as they are there. Reads them whole."""
+    """Return the `files` that exist in a folder, with their actual sizes and hashes."""
     found = []
     for entry in files:
         path = folder / entry.path
         try:
             require_own(path, folder)
             size = path.stat().st_size
-            # By content even where size and time are the same: this is what a check is for.
+            # Read even if size and time are unchanged: a check has to find silent damage.
             sha256 = hash_file(path) if size == entry.size_bytes else ""
         except OSError:
             continue
@@ -69,7 +70,7 @@ def hash_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[FileEntry, ..
 def compare_files(
     expected: Sequence[FileEntry], actual: Sequence[FileEntry]
 ) -> tuple[CopyState, str]:
-    """Return how a copy stands that has the files `actual`, and what is wrong.
+    """Return the state of a copy that has the files `actual`, and its problem, if any.
 
     >>> one = FileEntry(path="a", size_bytes=1, sha256="x")
     >>> compare_files((one,), ()), compare_files((one,), (one,))
@@ -80,6 +81,6 @@ def compare_files(
     if gone and len(gone) == len(expected):
         return "missing", "it was moved or deleted"
     other = [e.path for e in expected if e.path in known and known[e.path] != e.sha256]
-    said = [f"{show_list(gone[:3])} missing"] if gone else []
-    said += [f"{show_list(other[:3])} changed since the export"] if other else []
-    return ("damaged", ", ".join(said)) if said else ("whole", "")
+    faults = [f"{show_list(gone[:3])} missing"] if gone else []
+    faults += [f"{show_list(other[:3])} changed since the export"] if other else []
+    return ("damaged", ", ".join(faults)) if faults else ("whole", "")

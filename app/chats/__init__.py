@@ -1,1 +1,1 @@
-"""Chats with models, and comparing the answers of several."""
+"""Chats with models, and comparisons of several models' answers."""

@@ -1,8 +1,8 @@
 """Conversations with a run's model, its base model, or an artifact on this PC, run on a node.
 
-A model is loaded once and stays on its node until the conversation is closed; nothing listens on a
-port, since turns travel over the agent's own connection. A model that its node has unloaded (it was
-idle, a run needed its GPU, or the connection was lost) is loaded again for the next question.
+A model is loaded once and stays on its node until the conversation is closed. No port is opened,
+since turns travel over the agent's connection. If the node has unloaded the model (it was idle, a
+run needed its GPU, or the connection was lost), the next question loads it again.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class _Talk:
 
 
 class Chats:
-    """The conversations of one master; they end with it."""
+    """Conversations of one master, which end with it."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._talks: dict[int, _Talk] = {}
         self._keys = itertools.count(1)
-        # Locks that allow one answer at a time per node, so that measured speeds compare.
+        # One answer at a time per node, so that measured speeds are comparable.
         self._queues: dict[str, asyncio.Lock] = {}
 
     async def open(self, subject: Subject, tell: OnMessage) -> Loaded:
@@ -77,13 +77,13 @@ class Chats:
     async def ask(self, key: int, turn: ChatTurn, tell: OnMessage, say: OnMessage) -> ChatAnswer:
         """Return the answer of a loaded model; `say` is called with each piece.
 
-        A cancelled call stops the answer on the node too.
+        Cancelling the call also stops the answer on the node.
 
         Raises:
             UserError: the conversation is closed, too long, or the node cannot be asked.
         """
         talk = self._talk(key)
-        # Once more after loading again; a second loss means that the node is in use.
+        # One retry after loading the model again; a second loss means that the node is busy.
         for _ in range(2):
             node = talk.loaded.node
             async with self._queues.setdefault(node, asyncio.Lock()):
@@ -94,8 +94,8 @@ class Chats:
                         AskChat(chat=talk.loaded.chat, turn=turn), messages(say)
                     )
                 except asyncio.CancelledError:
-                    # Before `is_asked` is reset, or `stop` would do nothing; shielded, because
-                    # this task is already being cancelled.
+                    # Before `is_asked` is reset, else `stop` does nothing; shielded, since this
+                    # task is already being cancelled.
                     await asyncio.shield(self.stop(key))
                     raise
                 finally:
@@ -104,7 +104,7 @@ class Chats:
                 return reply.answer
             tell(f"{reply.ended}; loading the model again")
             subject = replace(talk.subject, node=talk.loaded.node)
-            # Under the same key, which the caller holds; only the id on the node is new.
+            # The caller keeps its key; only the id on the node is new.
             talk.loaded = await _load(self._services, subject, tell, key)
         raise UserError(
             f"{talk.loaded.node} unloaded the model before it answered: {reply.ended}",
@@ -124,9 +124,8 @@ class Chats:
             return
         try:
             await self._services.pool.agent(talk.loaded.node).ask(CloseChat(chat=talk.loaded.chat))
-        # Nothing to do: the model ends with the agent's connection, or when it is idle.
         except RacklessError:
-            return
+            return  # the node unloads the model when the connection ends or the model is idle
 
     def _talk(self, key: int) -> _Talk:
         if key not in self._talks:
@@ -147,6 +146,7 @@ def find_folder(services: Services, what: str) -> Path | None:
     Raises:
         UserError: there is such an artifact, but no copy of it on this PC.
     """
+    # A slash means a path; a bare name is a folder here, else an artifact, else a run.
     path = Path(os.path.expanduser(what))
     if "/" in what or path.is_dir():
         return path.absolute()
@@ -168,7 +168,7 @@ def find_project(services: Services, what: str) -> Project:
         return Project(base=spec.model, data=spec.data.train)
     origin = read_origin(folder)
     if origin is None:
-        # Made elsewhere: it shares a project with nothing but itself.
+        # An artifact made elsewhere is a project of its own.
         return Project(base=str(folder), data="")
     return Project(base=origin.base, data=origin.data)
 
@@ -177,7 +177,7 @@ def read_prompt_file(path: Path) -> tuple[str, ...]:
     """Return the prompts in a file, one per line.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     try:
         return read_prompts(path.read_text(encoding="utf-8"))
@@ -189,13 +189,13 @@ def write_comparison(project: Project, found: AnswerComparison, path: Path) -> N
     """Write a comparison as Markdown.
 
     Raises:
-        UserError: the place cannot be written.
+        UserError: the file cannot be written.
     """
     try:
         path.write_text(to_markdown(project, found), encoding="utf-8")
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written: {error.strerror}", "Name another place."
+            f"{path} cannot be written: {error.strerror}", "Name another file."
         ) from error
 
 
@@ -216,7 +216,7 @@ async def _load_run(
     job = replace(
         _make_job(copy.node, facts, model),
         checkpoint=None if subject.of_base else checkpoint,
-        # The adapter was trained on 4-bit weights; on others it would answer differently.
+        # An adapter trained on 4-bit weights would answer differently on 16-bit ones.
         in_4_bits=run.spec.adapter.kind == "qlora",
     )
     opened = await _open(services.pool.agent(copy.node), job, tell)
@@ -262,17 +262,17 @@ def _make_job(node: str, facts: NodeFacts, model: str) -> ChatJob:
 
 
 async def _open(agent: NodeAgent, job: ChatJob, tell: OnMessage) -> ChatOpened:
-    """Load the model; if the caller is cancelled meanwhile, unload it again."""
+    """Load the model; if the caller is cancelled, unload it."""
     try:
         return await agent.ask(job, messages(tell))
     except asyncio.CancelledError:
-        # The id is ours, so it can be unloaded although the answer never came.
+        # The master chose the id, so it can close the chat although no answer has come.
         await asyncio.shield(agent.ask(CloseChat(chat=job.chat)))
         raise
 
 
 async def _choose_node(services: Services, wanted: str | None) -> tuple[str, NodeFacts]:
-    """Return the wanted node, or the first that answers with an environment, and its facts."""
+    """Return the wanted node, or the first usable one that answers, with its facts."""
     names = services.pool.names()
     if wanted is not None and wanted not in names:
         raise UsageError(f"there is no node {wanted}", "List them: rackless nodes list")
@@ -282,7 +282,7 @@ async def _choose_node(services: Services, wanted: str | None) -> tuple[str, Nod
             facts = await services.pool.agent(name).ask(ReadFacts())
             python_of(name, facts)
         except UserError as error:
-            problem = error
+            problem = error  # shown if no other node is usable
             continue
         return name, facts
     raise problem

@@ -20,10 +20,10 @@ async def compare_models(
     *,
     max_tokens: int = 256,
 ) -> AnswerComparison:
-    """Return the answer of each model to each prompt, asked in a new conversation.
+    """Return the answer of each model to each prompt, each in a new conversation.
 
-    Only one model is loaded at a time, so that speeds can be compared on one node. One that cannot
-    be loaded answers nothing, and its title says why.
+    Only one model is loaded at a time, so that speeds on one node are comparable. A model that
+    cannot be loaded has no answers, and its title gives the reason.
 
     Raises:
         UserError: there are no prompts, or no model can be loaded.

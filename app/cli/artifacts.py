@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.artifacts import RUNTIMES
-from app.cli.command import (
+from app.cli.kit.command import (
     Commands,
     CoreHandler,
     Handler,
@@ -17,14 +17,14 @@ from app.cli.command import (
     add_shared_option,
     with_core,
 )
-from app.cli.output import Output, aligned, confirm
+from app.cli.kit.output import Output, aligned, confirm
 from app.errors import UsageError
 from app.presentation.result_text import describe_copy, describe_lineage, describe_verdict
 from app.text import show_bytes, show_list, show_moment
 
 if TYPE_CHECKING:
     from app.artifact import ArtifactSnapshot
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 
 def add_parser(commands: Commands) -> None:
@@ -91,8 +91,10 @@ def _named(
     return parser
 
 
-async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
-    found = await core.artifacts.all(getattr(args, "run", None))
+async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.artifacts import ListArtifacts
+
+    found = await core.do(ListArtifacts(run_id=getattr(args, "run", None)))
     out.document(found)
     now_s = time.time()
     out.table(
@@ -118,8 +120,10 @@ def _row(artifact: ArtifactSnapshot, now_s: float) -> list[str]:
     ]
 
 
-async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
-    tell_artifact(await core.artifacts.get(args.name), out)
+async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.artifacts import GetArtifact
+
+    tell_artifact(await core.do(GetArtifact(name=args.name)), out)
     return 0
 
 
@@ -144,42 +148,51 @@ def tell_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
         out.text(f"  {describe_copy(copy)}")
 
 
-async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
-    tell_artifact(await core.artifacts.add(args.folder, args.name), out)
+async def _add(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.artifacts import AddArtifact
+
+    tell_artifact(await core.do(AddArtifact(folder=args.folder, name=args.name)), out)
     return 0
 
 
-async def _copy(core: Core, args: argparse.Namespace, out: Output) -> int:
-    tell_artifact(await core.artifacts.copy(args.name, args.to, out.progress), out)
+async def _copy(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.artifacts import CopyArtifact
+
+    tell_artifact(await core.do(CopyArtifact(name=args.name, to=args.to), out.report), out)
     return 0
 
 
-async def _push(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _push(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.artifacts import PushArtifact
+
     private = not args.public
-    found = await core.artifacts.push(args.name, args.to, private=private, progress=out.progress)
+    found = await core.do(PushArtifact(name=args.name, hub_id=args.to, private=private), out.report)
     tell_artifact(found, out)
     return 0
 
 
-async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
-    found = await core.artifacts.verify(args.name, out.progress)
+async def _check(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.artifacts import VerifyArtifact
+
+    found = await core.do(VerifyArtifact(name=args.name), out.report)
     tell_artifact(found, out)
     # A copy that could not be asked counts as a failure too: it was not checked.
     return 0 if all(one.state == "whole" for one in found.copies) else 1
 
 
-async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _delete(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.artifact import tell_last
     from app.artifacts.deletion import find_place
+    from app.core.artifacts import DeleteCopies, GetArtifact
 
-    artifact = await core.artifacts.get(args.name)
+    artifact = await core.do(GetArtifact(name=args.name))
     warning = tell_last(artifact, find_place(artifact, args.copy))
     # Without a warning a copy is left, and `even_last` stays off: should that copy vanish
     # meanwhile, the deletion is refused.
     is_meant = args.yes or (
         bool(warning) and not out.as_json and confirm(f"{warning} Delete for good?")
     )
-    done = await core.artifacts.delete(artifact.label, args.copy, even_last=is_meant)
+    done = await core.do(DeleteCopies(name=artifact.label, place=args.copy, even_last=is_meant))
     out.document(done)
     gone = f"{done.label} is deleted" if done.is_forgotten else f"{args.copy} is deleted"
     out.text(f"{gone}; {show_bytes(done.freed_bytes)} are free again")
@@ -188,9 +201,11 @@ async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-async def _serve(core: Core, args: argparse.Namespace, out: Output) -> int:
-    artifact = await core.artifacts.get(args.name)
-    every = await core.artifacts.serve_commands(args.name)
+async def _serve(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.artifacts import GetArtifact, ListServeCommands, WriteModelfile
+
+    artifact = await core.do(GetArtifact(name=args.name))
+    every = await core.do(ListServeCommands(name=args.name))
     found = [one for one in every if args.runtime in (None, one.runtime)]
     if not found:
         known = show_list(sorted({one.runtime for one in every}))
@@ -198,7 +213,7 @@ async def _serve(core: Core, args: argparse.Namespace, out: Output) -> int:
             f"{args.runtime} does not load {artifact.format}", f"Programs that load it: {known}."
         )
     for one in found:
-        if (path := await core.artifacts.write_modelfile(args.name, one)) is not None:
+        if (path := await core.do(WriteModelfile(name=args.name, command=one))) is not None:
             out.note(f"{path} is written")
         out.text(f"# {one.title}. {' '.join(one.notes)}")
         out.text(f"{one.command}\n")

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 from app.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from agents.contract.requests.chats import ChatAnswer, ChatMessage
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 _LEAVE = ("/quit", "/exit")
 _NEW = "/new"
@@ -56,8 +56,9 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--node", metavar="NAME", help="default: a node that has it")
 
 
-async def _chat(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _chat(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.conversation import Subject
+    from app.core.chats import OpenChat, UnloadModel
 
     _check(args)
     subject = Subject(
@@ -67,7 +68,7 @@ async def _chat(core: Core, args: argparse.Namespace, out: Output) -> int:
         type=args.type,
         node=args.node,
     )
-    loaded = await core.chats.open(subject, progress=out.progress)
+    loaded = await core.do(OpenChat(subject=subject), out.report)
     if loaded.opened.note:
         out.note(loaded.opened.note)
     try:
@@ -77,7 +78,7 @@ async def _chat(core: Core, args: argparse.Namespace, out: Output) -> int:
             out.note(f"{loaded.title} on {loaded.node}. {_NEW} forgets what was said, /quit ends.")
             await _converse(core, loaded.key, args, out)
     finally:
-        await core.chats.close(loaded.key)
+        await core.do(UnloadModel(key=loaded.key))
     return 0
 
 
@@ -118,7 +119,7 @@ def expect_text(text: str, what: str) -> None:
         raise UsageError(f"{what} is not text in UTF-8", "Write it in UTF-8.") from None
 
 
-async def _converse(core: Core, key: int, args: argparse.Namespace, out: Output) -> None:
+async def _converse(core: CoreApi, key: int, args: argparse.Namespace, out: Output) -> None:
     """Read questions line by line until they end; Ctrl-C while it answers stops the answer."""
     import asyncio  # as in command.py
 
@@ -147,7 +148,7 @@ def _read_line(out: Output) -> str | None:
 
 
 async def _ask(
-    core: Core,
+    core: CoreApi,
     key: int,
     args: argparse.Namespace,
     out: Output,
@@ -157,6 +158,13 @@ async def _ask(
     """Ask, print the answer as it comes, and add both to the conversation."""
     from agents.contract.requests.chats import ChatMessage, ChatTurn
     from app.conversation import describe_answer
+    from app.core.chats import AnswerPiece, AskModel
+
+    def report(event: object) -> None:
+        if isinstance(event, AnswerPiece):
+            out.raw(event.text.encode("utf-8"))
+        else:
+            out.report(event)
 
     system = [ChatMessage(role="system", content=args.system)] if args.system else []
     asked = ChatMessage(role="user", content=prompt)
@@ -167,9 +175,7 @@ async def _ask(
         top_p=args.top_p,
     )
     with _stopping(core, key):
-        found = await core.chats.ask(
-            key, turn, progress=out.progress, piece=lambda text: out.raw(text.encode("utf-8"))
-        )
+        found = await core.do(AskModel(key=key, turn=turn), report)
     # Only now: a question that failed must not be part of the next turn.
     said += [asked, ChatMessage(role="assistant", content=found.text)]
     out.text("")
@@ -178,16 +184,18 @@ async def _ask(
 
 
 @contextlib.contextmanager
-def _stopping(core: Core, key: int) -> Iterator[None]:
+def _stopping(core: CoreApi, key: int) -> Iterator[None]:
     """Let Ctrl-C stop the answer instead of the command."""
     import asyncio  # as in command.py
+
+    from app.core.chats import StopAnswer
 
     loop = asyncio.get_running_loop()
     tasks = set[asyncio.Task[None]]()
 
     def stop() -> None:
         # Kept in a set, because the loop itself holds tasks only weakly.
-        tasks.add(loop.create_task(core.chats.stop(key)))
+        tasks.add(loop.create_task(core.do(StopAnswer(key=key))))
 
     with contextlib.suppress(NotImplementedError):  # Windows: there it ends the command
         loop.add_signal_handler(signal.SIGINT, stop)

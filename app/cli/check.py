@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 from app.cli.repairs import add_fix_options, repair_rows, require_answers
 from app.text import one_line
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
     from app.provisioning.check_row import CheckRow
 
 
@@ -24,12 +24,14 @@ def add_parser(commands: Commands) -> None:
     add_fix_options(parser)
 
 
-async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _check(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.nodes import CheckNodes, ListNodes
+
     problems: tuple[str, ...] = ()
     if args.fix:
         require_answers(args, out)
-    lines = _Lines(out, args.names or [node.name for node in core.nodes.all()])
-    rows = await core.nodes.check(tuple(args.names), lines.add, lines.progress)
+    lines = _Lines(out, args.names or [node.name for node in await core.do(ListNodes())])
+    rows = await core.do(CheckNodes(names=tuple(args.names)), lines.report)
     lines.end()
     if args.fix:
         repaired = await repair_rows(core, rows, args, out)
@@ -59,19 +61,23 @@ class _Lines:
         self._name_width = max((len(name) for name in (*names, "NODE")), default=0)
         self._has_head = False
 
-    def add(self, row: CheckRow) -> None:
-        """Print a row; the first one below the head of the table."""
+    def report(self, event: object) -> None:
+        """Print a row, the first one below the head of the table, or progress below the rows."""
+        from agents.contract.messages import Progress
+        from app.core.nodes import RowChecked
+
+        if isinstance(event, RowChecked):
+            self._add(event.row)
+        elif isinstance(event, Progress) and self._out.is_terminal:
+            self._out.bar(event.message)
+        else:
+            self._out.report(event)
+
+    def _add(self, row: CheckRow) -> None:
         if not self._has_head:
             self._has_head = True
             self._print("STATUS", "CHECK", "NODE", "PEER", "MESSAGE")
         self._print(row.status, row.check, row.node, row.peer or "", row.message)
-
-    def progress(self, text: str) -> None:
-        """Say what is being checked, below the rows."""
-        if self._out.is_terminal:
-            self._out.bar(text)
-        else:
-            self._out.progress(text)
 
     def end(self) -> None:
         """Erase the last line of progress."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 from app.text import show_bytes, show_duration, show_moment
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 _VERIFIED = {True: "yes", False: "NO", None: "not verified"}
 
@@ -27,10 +27,12 @@ def add_parser(commands: Commands) -> None:
     )
 
 
-async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     import time
 
-    found = await core.runs.checkpoints(args.run, args.verify)
+    from app.core.runs import FindCheckpoints
+
+    found = await core.do(FindCheckpoints(run_id=args.run, verify=args.verify))
     out.document(found)
     now_s = time.time()
     out.table(

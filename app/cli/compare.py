@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.chat import check_limits
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 
 def add_parser(commands: Commands) -> None:
@@ -40,22 +40,30 @@ def add_parser(commands: Commands) -> None:
     )
 
 
-async def _compare(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _compare(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.conversation import Subject, to_markdown
+    from app.core.chats import (
+        CompareModels,
+        FindProject,
+        ReadPromptFile,
+        SavePrompts,
+        WriteComparison,
+    )
 
     check_limits(args.max_tokens)
     first = args.what[0]
     base = [Subject(what=first, of_base=True, node=args.node)] if args.base else []
     subjects = (*base, *(Subject(what=what, node=args.node) for what in args.what))
-    project = core.chats.project_of(first)
+    project = await core.do(FindProject(what=first))
     # Saved first: `compare` asks the saved prompts of the project.
     if args.prompts is not None:
-        core.chats.save_prompts(project, core.chats.read_prompt_file(args.prompts))
-    found = await core.chats.compare(
-        project, subjects, max_tokens=args.max_tokens, progress=out.progress
+        prompts = await core.do(ReadPromptFile(path=args.prompts))
+        await core.do(SavePrompts(project=project, prompts=prompts))
+    found = await core.do(
+        CompareModels(project=project, subjects=subjects, max_tokens=args.max_tokens), out.report
     )
     if args.out is not None:
-        core.chats.write_comparison(project, found, args.out)
+        await core.do(WriteComparison(project=project, found=found, path=args.out))
     out.document(found)
     out.text(str(args.out) if args.out is not None else to_markdown(project, found))
     # A model without a single answer was not loaded, or never replied.

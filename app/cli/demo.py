@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from app.cli.command import Commands, add_command
 from app.cli.gui import has_display
-from app.cli.output import Output
-from app.cli.sparse import SparseLines
+from app.cli.kit.command import Commands, add_command
+from app.cli.kit.output import Output, SparseLines
 from app.errors import Interrupted
 from app.text import show_duration, show_foreign, show_loss
 

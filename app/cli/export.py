@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.contract.formats import ENGINES, FORMATS
-from app.artifacts.exports.request import ExportRequest
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 from app.errors import UsageError
 from app.presentation.result_text import describe_verdict
 
 if TYPE_CHECKING:
     from app.artifacts.estimates.plan import ExportPlan
-    from app.core.core import Core
+    from app.artifacts.exports.request import ExportRequest
+    from app.core.action import CoreApi
 
 
 def add_parser(commands: Commands) -> None:
@@ -55,14 +55,14 @@ def add_parser(commands: Commands) -> None:
     )
 
 
-async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _export(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.artifacts import ExportModel
+
     if args.plan:
         return await _plan(core, args, out)
     if args.out is None:
         raise UsageError("the folder for the result is missing", "Name one with --out DIR.")
-    made = await core.artifacts.export(
-        _read_request(args), args.out, lambda said: out.progress(said.message)
-    )
+    made = await core.do(ExportModel(request=_read_request(args), out=args.out), out.report)
     measured = {"verdicts": made.verdicts} if made.verdicts else {}
     out.document({"path": str(made.path), "artifact": made.artifact, **measured})
     out.text(str(made.path))
@@ -72,16 +72,19 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _plan(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.artifacts.estimates.plan import describe_plan
+    from app.core.artifacts import PlanExport
 
-    plan = await core.artifacts.plan_export(_read_request(args))
+    plan = await core.do(PlanExport(request=_read_request(args)))
     out.document(_plan_document(plan))
     out.text("\n".join(describe_plan(plan)))
     return 0 if plan.best is not None else 1
 
 
 def _read_request(args: argparse.Namespace) -> ExportRequest:
+    from app.artifacts.exports.request import ExportRequest
+
     return ExportRequest(
         run_id=args.run,
         to=args.to,

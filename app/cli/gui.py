@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 
-from app.cli.command import Commands, add_command
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command
+from app.cli.kit.output import Output
 from app.errors import UserError
 
 

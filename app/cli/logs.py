@@ -6,23 +6,25 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from agents.contract.run_layout import rank_of_log
-from app.cli.output import Output
-from app.cli.watching import while_read
+from app.cli.kit.output import Output
+from app.cli.kit.watching import while_read
 from app.errors import UserError
 from app.events import Event, LogArrived
 from app.text import show_list
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
     from app.runs.journals.logs import LogFile
 
 
 async def print_logs(
-    core: Core, run_id: str, rank: int | None, attempt: int | None, out: Output
+    core: CoreApi, run_id: str, rank: int | None, attempt: int | None, out: Output
 ) -> int:
     """Print the mirrored output of an attempt (None: of all, the newest last)."""
-    await core.runs.sync(run_id)
-    files = _known(core, run_id, rank, attempt)
+    from app.core.runs import SyncRun
+
+    await core.do(SyncRun(run_id=run_id))
+    files = await _find_known(core, run_id, rank, attempt)
     document = []
     for file in files:
         # Decoded as a whole: a character may be cut at the edge of a piece.
@@ -42,9 +44,11 @@ async def print_logs(
     return 0
 
 
-async def follow_logs(core: Core, run_id: str, rank: int | None, out: Output) -> int:
+async def follow_logs(core: CoreApi, run_id: str, rank: int | None, out: Output) -> int:
     """Print all mirrored output, then new output as it arrives, until the run ends."""
-    run = await core.runs.refresh(run_id)
+    from app.core.runs import FindLogs, RefreshRun, SyncRun, WatchRun
+
+    run = await core.do(RefreshRun(run_id=run_id))
     printed: dict[tuple[int, str], int] = {}
 
     def show(attempt: int, stream: str, offset: int, data: bytes) -> None:
@@ -64,27 +68,31 @@ async def follow_logs(core: Core, run_id: str, rank: int | None, out: Output) ->
         if isinstance(event, LogArrived) and event.run_id == run.run_id:
             show(event.attempt, event.stream, event.offset, event.data)
 
-    await core.runs.sync(run.run_id)
-    for file in core.runs.logs(run.run_id, rank, run.attempt):
+    await core.do(SyncRun(run_id=run.run_id))
+    for file in await core.do(FindLogs(run_id=run.run_id, rank=rank, attempt=run.attempt)):
         for offset, data in await asyncio.to_thread(list, file.pieces()):
             show(file.attempt, file.path.name, offset, data)
     # Bytes may be mirrored between the reading above and this subscription, so the files are
     # read again after the end; `printed` drops what was shown.
     with core.events.listening(while_read(take)):
-        await core.runs.watch(run.run_id)
-    for file in core.runs.logs(run.run_id, rank, run.attempt):
+        await core.do(WatchRun(run_id=run.run_id))
+    for file in await core.do(FindLogs(run_id=run.run_id, rank=rank, attempt=run.attempt)):
         for offset, data in await asyncio.to_thread(list, file.pieces()):
             show(file.attempt, file.path.name, offset, data)
     return 0
 
 
-def _known(core: Core, run_id: str, rank: int | None, attempt: int | None) -> tuple[LogFile, ...]:
-    files = core.runs.logs(run_id, rank, attempt)
+async def _find_known(
+    core: CoreApi, run_id: str, rank: int | None, attempt: int | None
+) -> tuple[LogFile, ...]:
+    from app.core.runs import FindLogs
+
+    files = await core.do(FindLogs(run_id=run_id, rank=rank, attempt=attempt))
     if files:
         return files
-    of_attempt = core.runs.logs(run_id, None, attempt)
+    of_attempt = await core.do(FindLogs(run_id=run_id, attempt=attempt))
     if attempt is not None and not of_attempt:
-        numbers = sorted({file.attempt for file in core.runs.logs(run_id)})
+        numbers = sorted({file.attempt for file in await core.do(FindLogs(run_id=run_id))})
         raise UserError(
             f"there is no log of attempt {attempt} of run {run_id}",
             f"There are logs of attempt {show_list([str(n) for n in numbers])}."

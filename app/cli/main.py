@@ -19,7 +19,6 @@ from app.cli import (
     demo,
     doctor,
     export,
-    failures,
     gui,
     help,
     monitor,
@@ -32,8 +31,9 @@ from app.cli import (
     start,
     watch,
 )
-from app.cli.command import INTERRUPTED, Parser, add_json_option
-from app.cli.output import Output, prepare_console
+from app.cli.kit import failures
+from app.cli.kit.command import INTERRUPTED, Parser, add_json_option
+from app.cli.kit.output import Output, prepare_console
 from app.errors import UserError
 
 _EPILOG = "Exit codes: 0 done, 1 could not be done, 2 wrong usage. State lives in $RACKLESS_HOME."

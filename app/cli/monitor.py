@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output, aligned, plain
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output, aligned, plain
 from app.errors import UserError
 from app.text import DASH, show_bytes_of, show_celsius, show_share, show_watts
 
 if TYPE_CHECKING:
     from agents.contract.node import Sample
-    from app.core.core import Core
+    from app.core.action import CoreApi
     from app.events import SampleArrived
 
 _HEAD = ["NODE", "DEVICE", "BUSY", "MEMORY", "TEMP", "POWER", "CLOCK", "FAN"]
@@ -24,11 +24,19 @@ def add_parser(commands: Commands) -> None:
     add_command(commands, "monitor", "show live readings of all nodes", with_core(_monitor))
 
 
-async def _monitor(core: Core, args: argparse.Namespace, out: Output) -> int:
-    if not core.nodes.all():
+async def _monitor(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.nodes import ConnectNodes, ListNodes
+    from app.events import SampleArrived
+
+    if not await core.do(ListNodes()):
         raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
     newest: dict[str, Sample] = {}
-    async for arrived in core.nodes.monitor():
+    # Subscribed before connecting, or the first samples would be lost.
+    stream = core.events.stream()
+    await core.do(ConnectNodes())
+    async for arrived in stream:
+        if not isinstance(arrived, SampleArrived) or arrived.replayed:
+            continue
         newest[arrived.node] = arrived.sample
         if out.as_json:
             out.line({"node": arrived.node, **plain(arrived.sample)})

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.cli.kit.output import Output, ask_password, can_ask, confirm
 from app.cli.node_login import KEY_IS_ADDED, key_file
-from app.cli.output import Output, ask_password, can_ask, confirm
 from app.errors import UsageError
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
     from app.flows.node_list import NodeOutcome
 
 MAX_LIST_BYTES = 1 << 20
@@ -22,11 +22,12 @@ _FOUND_BY = {"ssh-config": "ssh config", "mdns": "mDNS", "neighbour": "neighbour
 _STATES = {"open": "answers", "closed": "no answer", "not-tried": "behind a host"}
 
 
-async def discover_nodes(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def discover_nodes(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     """List PCs that could become nodes."""
+    from app.core.new_nodes import DiscoverPcs
     from app.nodes.discovery.candidate import warn_of_overlay
 
-    found = await core.nodes.discover()
+    found = await core.do(DiscoverPcs())
     out.document(found)
     rows = [
         [
@@ -48,20 +49,26 @@ async def discover_nodes(core: Core, args: argparse.Namespace, out: Output) -> i
     return 0
 
 
-async def add_from_list(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def add_from_list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     """Add the PCs of a list; ask about all fingerprints at once, then for passwords."""
+    from app.core.new_nodes import AddNodeList
+    from app.core.nodes import ListNodes
     from app.flows.node_list import how_to_add_alone, parse_node_list, summarise_outcomes
 
-    lines = parse_node_list(_read_list(args.source), [node.name for node in core.nodes.all()])
+    lines = parse_node_list(
+        _read_list(args.source), [node.name for node in await core.do(ListNodes())]
+    )
     done: dict[int, NodeOutcome] = {}
     waiting, accepted, passwords = list(range(len(lines))), dict[str, str](), _Passwords(out)
     while waiting:
-        outcomes = await core.nodes.add_list(
-            tuple(lines[i] for i in waiting),
-            accepted,
-            key_file(args),
-            args.run_ssh_config,
-            passwords.given,
+        outcomes = await core.do(
+            AddNodeList(
+                lines=tuple(lines[i] for i in waiting),
+                accepted=accepted,
+                key=key_file(args),
+                run_programs=args.run_ssh_config,
+                passwords=passwords.given,
+            )
         )
         done.update(zip(waiting, outcomes, strict=True))
         asked = [i for i in waiting if done[i].state == "confirm"]

@@ -6,24 +6,23 @@ Nothing is asked with --json, where a program reads the output, or without a ter
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.output import Output, ask_password, confirm
+from app.cli.kit.output import Output, ask_password, confirm
 from app.errors import HostKeyUnknown, LoginRefused, RunsPrograms
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
+    from app.core.new_nodes import AddNode, SetAddress
     from app.events import NodeSnapshot
-    from app.nodes.node import NodeAddress, SshAddress
+    from app.nodes.node import SshAddress
 
 KEY_IS_ADDED = (
     "With its password, typed once and kept nowhere, Rackless adds your key to "
     "~/.ssh/authorized_keys there."
 )
-Act = Callable[[str, "NodeAddress", str | None], Awaitable["NodeSnapshot"]]
-"""Adds or moves a node: name, address, fingerprint that the user has confirmed."""
 
 
 def add_login_options(parser: argparse.ArgumentParser) -> None:
@@ -50,14 +49,16 @@ def key_file(args: argparse.Namespace) -> Path | None:
 
 
 async def resolve_target(
-    core: Core, target: str, args: argparse.Namespace, out: Output
+    core: CoreApi, target: str, args: argparse.Namespace, out: Output
 ) -> SshAddress:
     """Return the address that ~/.ssh/config gives a PC; ask before a program of it runs."""
+    from app.core.new_nodes import ResolveHost
+
     agreed: list[str] = []
     key = key_file(args)
     while True:
         try:
-            host = await core.nodes.resolve(target, key, tuple(agreed))
+            host = await core.do(ResolveHost(target=target, key=key, agreed=tuple(agreed)))
         except RunsPrograms as error:
             if not args.run_ssh_config and (out.as_json or not _allowed(error)):
                 raise
@@ -69,7 +70,7 @@ async def resolve_target(
 
 
 async def act_asking(
-    core: Core, act: Act, name: str, address: NodeAddress, args: argparse.Namespace, out: Output
+    core: CoreApi, request: AddNode | SetAddress, args: argparse.Namespace, out: Output
 ) -> NodeSnapshot:
     """Add or move a node; ask whether host keys are right, and for a password if no key is let in.
 
@@ -77,36 +78,39 @@ async def act_asking(
     """
     verified: list[str] = list(args.accept_host_key)
     # With several, it is not known yet which host shows which.
-    accepted = verified.pop() if len(verified) == 1 else None
+    if len(verified) == 1:
+        request = replace(request, accept_host_key=verified.pop())
     while True:
         try:
-            return await act(name, address, accepted)
+            return await core.do(request)
         except HostKeyUnknown as error:
             if error.fingerprint in verified:
                 verified.remove(error.fingerprint)
             elif args.accept_host_key or out.as_json or not _confirmed(error):
                 raise
             # The fingerprint that was shown, not the one of a second connection.
-            accepted = error.fingerprint
+            request = replace(request, accept_host_key=error.fingerprint)
         except LoginRefused as error:
-            address = await _copy_key(core, error, address, accepted, out)
-            # It is stored by now, and says nothing about the next host on the way.
-            accepted = None
+            address = await _copy_key(core, error, request, out)
+            # Its host key is stored by now, and says nothing about the next host on the way.
+            request = replace(request, address=address, accept_host_key=None)
 
 
 async def _copy_key(
-    core: Core, error: LoginRefused, address: NodeAddress, accepted: str | None, out: Output
+    core: CoreApi, error: LoginRefused, request: AddNode | SetAddress, out: Output
 ) -> SshAddress:
     """Let the account that refused our keys accept one, with its password; return the address."""
+    from app.core.new_nodes import CopyKey
     from app.nodes.node import SshAddress
 
+    address, accepted = request.address, request.accept_host_key
     if not error.account or out.as_json or not isinstance(address, SshAddress):
         raise error
     out.note(f"{error.message}\n{KEY_IS_ADDED}")
     password = ask_password(f"Password of {error.account} (empty: do not): ")
     if not password:
         raise error
-    copied = await core.nodes.copy_key(address, password, accepted)
+    copied = await core.do(CopyKey(address=address, password=password, accept_host_key=accepted))
     made = "which was just made, " if copied.is_new else ""
     done = "had been added before" if copied.was_there else "is added"
     out.note(f"The key {copied.key}, {made}{done}: {copied.account} lets it in.")

@@ -8,18 +8,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from app.cli.command import Commands, add_command, add_verbs, with_core
+from app.cli.kit.command import Commands, add_command, add_verbs, with_core
+from app.cli.kit.output import Output, confirm, plain
 from app.cli.node_list import add_from_list, discover_nodes
 from app.cli.node_login import act_asking, add_login_options, resolve_target
-from app.cli.node_setup import set_up
-from app.cli.output import Output, confirm, plain
-from app.cli.repairs import add_repair_verbs
+from app.cli.repairs import add_repair_verbs, set_up
 from app.cli.windows import add_windows_verb
 from app.errors import UsageError
 from app.text import DASH, show_bytes, show_duration, show_moment
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
     from app.events import NodeSnapshot
     from app.nodes.node import NodeAddress
 
@@ -120,7 +119,8 @@ def _named(
     return parser
 
 
-async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _add(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.new_nodes import AddNode
     from app.flows.add_node import find_overlay
     from app.nodes.discovery.candidate import warn_of_overlay
 
@@ -129,9 +129,8 @@ async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
         raise UsageError(f"rackless nodes add {what}", "See: rackless nodes add --help")
     if args.source is not None:
         return await add_from_list(core, args, out)
-    node = await act_asking(
-        core, core.nodes.add, args.name, await _address(core, args, out), args, out
-    )
+    address = await _address(core, args, out)
+    node = await act_asking(core, AddNode(name=args.name, address=address), args, out)
     out.document(node)
     out.text(f"{node.name} ({node.address}) is added: {_devices(node)}")
     if node.problem:
@@ -141,21 +140,25 @@ async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-async def _set_address(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _set_address(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.new_nodes import SetAddress
+    from app.core.nodes import GetAddress
     from app.nodes.node import SshAddress
 
     address = await resolve_target(core, args.ssh, args, out)
-    old = core.nodes.address(args.name)
+    old = await core.do(GetAddress(name=args.name))
     if args.key is None and isinstance(old, SshAddress):
         address = replace(address, key=old.key)
-    node = await act_asking(core, core.nodes.set_address, args.name, address, args, out)
+    node = await act_asking(core, SetAddress(name=args.name, address=address), args, out)
     out.document(node)
     out.text(f"{node.name} is reached at {node.address} from now on")
     return 0
 
 
-async def _find(core: Core, args: argparse.Namespace, out: Output) -> int:
-    node = await core.nodes.find(args.name)
+async def _find(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.new_nodes import FindNode
+
+    node = await core.do(FindNode(name=args.name))
     out.document(node)
     out.text(
         f"{node.name} is at {node.address} now: host key and machine id are the same. It is "
@@ -164,7 +167,7 @@ async def _find(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-async def _address(core: Core, args: argparse.Namespace, out: Output) -> NodeAddress:
+async def _address(core: CoreApi, args: argparse.Namespace, out: Output) -> NodeAddress:
     from app.nodes.node import LocalAddress, WslAddress
 
     if args.ssh:
@@ -172,15 +175,19 @@ async def _address(core: Core, args: argparse.Namespace, out: Output) -> NodeAdd
     return WslAddress(distro=args.wsl) if args.wsl else LocalAddress()
 
 
-async def _wake(core: Core, args: argparse.Namespace, out: Output) -> int:
-    node = await core.nodes.wake(args.name, out.progress)
+async def _wake(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.nodes import WakeNode
+
+    node = await core.do(WakeNode(name=args.name), out.report)
     out.document(node)
     out.text(f"{node.name} answers")
     return 0
 
 
-async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
-    nodes = await core.nodes.reach()
+async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.nodes import ReachNodes
+
+    nodes = await core.do(ReachNodes())
     out.document(nodes)
     rows = [
         [node.name, node.state, node.address, _devices(node), _memory(node), node.problem]
@@ -191,11 +198,12 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.nodes import ListCalibrations, RefreshNode
     from app.presentation.plan_text import describe_calibration
 
-    node = await core.nodes.refresh(args.name)
-    measured = core.nodes.calibrations(args.name)
+    node = await core.do(RefreshNode(name=args.name))
+    measured = await core.do(ListCalibrations(name=args.name))
     out.document({**plain(node), "measured": plain(measured)})
     rows = [*_facts(node), *(("measured", describe_calibration(m)) for m in measured.values())]
     for name, value in rows:
@@ -203,14 +211,16 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-async def _remove(core: Core, args: argparse.Namespace, out: Output) -> int:
-    await core.nodes.remove(args.name)
+async def _remove(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.nodes import RemoveNode
+
+    await core.do(RemoveNode(name=args.name))
     out.document({"removed": args.name})
     out.text(f"{args.name} is removed")
     return 0
 
 
-async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _setup(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.presentation.environment_text import describe_environment, describe_trial
 
     report = await set_up(core, args.name, args.python, args.accept_index, out)
@@ -221,8 +231,10 @@ async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-async def _prune(core: Core, args: argparse.Namespace, out: Output) -> int:
-    kept = await core.nodes.kept(args.name)
+async def _prune(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.nodes import ListLeftovers, PruneNode
+
+    kept = await core.do(ListLeftovers(name=args.name))
     rows = [
         [one.kind, one.name, show_bytes(one.size_bytes), one.needed_by or "nothing"] for one in kept
     ]
@@ -235,19 +247,20 @@ async def _prune(core: Core, args: argparse.Namespace, out: Output) -> int:
     is_agreed = args.yes or (not out.as_json and confirm(f"Delete what nothing needs ({what})?"))
     freed = 0
     if unneeded and is_agreed:
-        freed = await core.nodes.prune(args.name, [one.name for one in unneeded])
+        freed = await core.do(PruneNode(name=args.name, items=[one.name for one in unneeded]))
         out.text(f"{show_bytes(freed)} are free again on {args.name}")
     out.document({"kept": plain(kept), "freed_bytes": freed})
     return 0
 
 
-async def _storage(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _storage(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.cli.storage import show_storage
 
     return await show_storage(core, args, out)
 
 
-async def _key(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _key(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.new_nodes import TakeBackKey
     from app.flows.add_node import warn_of_lost_key
 
     if not args.yes:
@@ -260,7 +273,7 @@ async def _key(core: Core, args: argparse.Namespace, out: Output) -> int:
         if not confirm(f"{warn_of_lost_key(args.name)}\nTake it back?"):
             out.text("The key stays. With --yes, nobody is asked.")
             return 1
-    was_there = await core.nodes.take_back_key(args.name)
+    was_there = await core.do(TakeBackKey(name=args.name))
     out.document({"node": args.name, "removed": was_there})
     out.text(
         f"The line that Rackless added to ~/.ssh/authorized_keys on {args.name} "
@@ -269,28 +282,30 @@ async def _key(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-async def _measure(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _measure(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.nodes import CalibrateNode
     from app.presentation.plan_text import describe_calibration
 
-    found = await core.nodes.calibrate(args.name, out.progress)
+    found = await core.do(CalibrateNode(name=args.name), out.report)
     out.document(found)
     for one in found:
         out.text(f"{one.card}: {describe_calibration(one)}")
     return 0
 
 
-async def _token(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _token(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.hub import DescribeToken, ListNodeTokens, RemoveToken, SendToken
     from app.hub.node_tokens import describe_tokens
 
     if args.give:
-        found = await core.hub.send_token(args.names)
+        found = await core.do(SendToken(names=args.names))
     elif args.take_back:
-        found = await core.hub.remove_token(args.names)
+        found = await core.do(RemoveToken(names=args.names))
     else:
-        found = await core.hub.node_tokens(args.names)
+        found = await core.do(ListNodeTokens(names=args.names))
     out.document(found)
     out.text(describe_tokens(found) or "There are no nodes yet.")
-    if where := await core.hub.describe_token():
+    if where := await core.do(DescribeToken()):
         out.note(f"This PC keeps the token {where}.")
     for one in found:
         if one.problem:

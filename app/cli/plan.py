@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.command import Commands, add_command, add_run_file, with_core
-from app.cli.output import Output, plain
+from app.cli.kit.command import Commands, add_command, add_run_file, with_core
+from app.cli.kit.output import Output, plain
 from app.text import show_model, show_rate, show_share
 
 if TYPE_CHECKING:
     from agents.contract.spec import RunSpec
-    from app.core.core import Core
+    from app.core.action import CoreApi
     from app.library.sent_files import SentFiles
     from app.planning.candidate import Candidate, Caveats, GpuPlan, Plan
 
@@ -33,10 +33,13 @@ def add_parser(commands: Commands) -> None:
     )
 
 
-async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
-    spec = core.library.read_run_file(args.run_file, args.set)
-    plan = await core.runs.plan(spec, args.cluster)
-    sent = await core.library.list_sent(spec)
+async def _plan(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.library import ListSentFiles, ReadRunFile
+    from app.core.runs import PlanRun
+
+    spec = await core.do(ReadRunFile(path=args.run_file, settings=args.set))
+    plan = await core.do(PlanRun(spec=spec, cluster=args.cluster))
+    sent = await core.do(ListSentFiles(spec=spec))
     out.document({**plan_document(plan), "sent": plain(sent)})
     print_plan(plan, spec, out)
     print_sent(sent, out)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, add_run_file, with_core
-from app.cli.output import Output, plain
+from app.cli.kit.command import Commands, add_command, add_run_file, with_core
+from app.cli.kit.output import Output, plain
 
 if TYPE_CHECKING:
     from agents.contract.data import DataPreview
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 _GREEN = "\x1b[32m", "\x1b[0m"
 
@@ -29,20 +29,23 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--quick", action="store_true", help="read only the first rows")
 
 
-async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
-    spec = core.library.read_run_file(args.run_file, args.set)
+async def _preview(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.library import ListSentFiles, PreviewData, ReadRunFile
+    from app.core.runs import ListCaveats
+
+    spec = await core.do(ReadRunFile(path=args.run_file, settings=args.set))
     whole = not args.quick
-    found = await core.library.preview(spec, node=args.node, whole=whole, progress=out.progress)
+    found = await core.do(PreviewData(spec=spec, node=args.node, whole=whole), out.report)
     evaluation = None
     if spec.data.eval is not None:
-        evaluation = await core.library.preview(
-            spec, part="eval", node=args.node, whole=whole, progress=out.progress
+        evaluation = await core.do(
+            PreviewData(spec=spec, part="eval", node=args.node, whole=whole), out.report
         )
     from app.cli.plan import print_caveats, print_sent
     from app.presentation.plan_text import describe_divergence, describe_recovery
 
-    sent = await core.library.list_sent(spec)
-    caveats = await core.runs.list_caveats(spec)
+    sent = await core.do(ListSentFiles(spec=spec))
+    caveats = await core.do(ListCaveats(spec=spec))
     known = {"parts": plain(caveats.parts), "limits": plain(caveats.limits)}
     more = {"evaluation": plain(evaluation), "sent": plain(sent), **known}
     out.document({**plain(found), **more})

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, add_verbs, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, add_verbs, with_core
+from app.cli.kit.output import Output
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 
 def add_parser(commands: Commands) -> None:
@@ -29,8 +29,10 @@ def add_parser(commands: Commands) -> None:
     delete.add_argument("recipe", metavar="NAME")
 
 
-async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
-    recipes = core.library.recipes()
+async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.library import ListRecipes
+
+    recipes = await core.do(ListRecipes())
     out.document(recipes)
     rows = [
         [recipe.name, recipe.title, "your own" if recipe.is_own else "Rackless"]
@@ -40,22 +42,29 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
-    recipe = core.library.recipe(args.recipe)
+async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.library import FindRecipe
+
+    recipe = await core.do(FindRecipe(name=args.recipe))
     out.document(recipe)
     out.text(recipe.text.rstrip("\n"))
     return 0
 
 
-async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
-    recipe = core.library.save_recipe(args.title, core.library.read_run_file(args.run_file))
+async def _save(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.library import ReadRunFile, SaveRecipe
+
+    spec = await core.do(ReadRunFile(path=args.run_file))
+    recipe = await core.do(SaveRecipe(title=args.title, spec=spec))
     out.document(recipe)
     out.text(f"{recipe.name} is kept; see: rackless recipes show {recipe.name}")
     return 0
 
 
-async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
-    recipe = core.library.delete_recipe(args.recipe)
+async def _delete(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.library import DeleteRecipe
+
+    recipe = await core.do(DeleteRecipe(name=args.recipe))
     out.document(recipe)
     out.text(f"{recipe.name} is deleted")
     return 0

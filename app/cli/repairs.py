@@ -9,17 +9,17 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.node_setup import set_up
-from app.cli.output import Output, ask_password, confirm
-from app.errors import AdminRefused, UsageError, UserError
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output, ask_password, can_ask, confirm
+from app.errors import AdminRefused, UnshippedLock, UsageError, UserError
 
 if TYPE_CHECKING:
+    from agents.contract.node import EnvironmentReport
     from agents.contract.repair import Change
-    from app.core.core import Core
+    from app.core.action import CoreApi
     from app.flows.repair import Offer
     from app.provisioning.check_row import CheckRow
 
@@ -87,7 +87,7 @@ class Repaired:
 
 
 async def repair_rows(
-    core: Core, rows: Sequence[CheckRow], args: argparse.Namespace, out: Output
+    core: CoreApi, rows: Sequence[CheckRow], args: argparse.Namespace, out: Output
 ) -> Repaired:
     """Offer the repairs of a check one by one, apply those that are agreed to, and test again."""
     from app.flows.repair import collect_offers
@@ -104,7 +104,7 @@ async def repair_rows(
 class _Desk:
     """The repairs of one command; remembers passwords until it ends, in memory alone."""
 
-    def __init__(self, core: Core, rows: Sequence[CheckRow], yes: bool, out: Output) -> None:
+    def __init__(self, core: CoreApi, rows: Sequence[CheckRow], yes: bool, out: Output) -> None:
         self._core = core
         self._rows = list(rows)
         self._names = tuple(dict.fromkeys(row.node for row in rows))
@@ -127,6 +127,7 @@ class _Desk:
 
     async def take(self, offer: Offer) -> None:
         """Show one offer, ask, apply and test again."""
+        from app.core.repairs import ApplyRepair, ShowRepair
         from app.flows import repair as flow
 
         node, repair, out = offer.node, offer.repair, self._out
@@ -138,7 +139,7 @@ class _Desk:
         if repair.needs_restart and await self._waits(offer):
             self.refuse(flow.RESTARTED.format(node=node))
             return
-        shown = await self._core.repairs.preview(node, repair)
+        shown = await self._core.do(ShowRepair(node=node, repair=repair))
         if flow.is_done(shown):
             self.refuse(f"{node}: all of it is in place already, and it did not help.")
             return
@@ -151,7 +152,9 @@ class _Desk:
             return
 
         async def apply(password: str) -> Change:
-            return await self._core.repairs.apply(node, repair, shown, password, out.progress)
+            return await self._core.do(
+                ApplyRepair(node=node, repair=repair, shown=shown, password=password), out.report
+            )
 
         wanted = flow.needs_password(repair, shown)
         change = await self._passwords.with_password(node, wanted, out, apply)
@@ -166,16 +169,20 @@ class _Desk:
         await self._test_again(offer)
 
     async def _waits(self, offer: Offer) -> bool:
+        from app.core.nodes import ListNodes
+        from app.core.repairs import ReadChanges
         from app.flows.repair import waits_for_restart
 
-        log = await self._core.repairs.changes(offer.node)
-        known = {node.name: node.facts for node in self._core.nodes.all()}
+        log = await self._core.do(ReadChanges(node=offer.node))
+        known = {node.name: node.facts for node in await self._core.do(ListNodes())}
         facts = known[offer.node]
         return waits_for_restart(offer.repair, log.changes, facts.started_s if facts else None)
 
     async def _test_again(self, offer: Offer) -> None:
+        from app.core.repairs import RetestRow
+
         for row in offer.rows:
-            found = await self._core.repairs.retest(row, self._names)
+            found = await self._core.do(RetestRow(row=row, names=self._names))
             at = self._rows.index(row)
             self._rows[at : at + 1] = found
             for one in found:
@@ -221,17 +228,18 @@ def _ask_password(node: str, out: Output) -> str:
     return password
 
 
-async def _prepare(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _prepare(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.nodes import CheckNodes
     from app.flows.prepare import describe_end, needs_environment
 
     require_answers(args, out)
-    rows = await core.nodes.check((args.name,))
+    rows = await core.do(CheckNodes(names=(args.name,)))
     repaired = await repair_rows(core, rows, args, out)
     is_built = needs_environment(repaired.rows)
     report = await set_up(core, args.name, None, args.yes, out) if is_built else None
     is_changed = is_built or bool(repaired.changes)
     if is_changed:
-        rows = await core.nodes.check((args.name,))
+        rows = await core.do(CheckNodes(names=(args.name,)))
     failed = [row for row in rows if row.status == "fail"]
     out.document({**repaired.document(), "rows": rows, "environment": report})
     for row in failed:
@@ -240,10 +248,11 @@ async def _prepare(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 1 if failed else 0
 
 
-async def _list_changes(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _list_changes(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.repairs import ReadChanges
     from app.flows.repair import describe_change, describe_change_steps
 
-    found = (await core.repairs.changes(args.name)).changes
+    found = (await core.do(ReadChanges(node=args.name))).changes
     out.document(found)
     for change in found:
         out.text(describe_change(change, time.time()))
@@ -253,18 +262,21 @@ async def _list_changes(core: Core, args: argparse.Namespace, out: Output) -> in
     return 0
 
 
-async def _undo(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _undo(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.repairs import ReadChanges, UndoChanges
     from app.flows.repair import can_undo, describe_change, describe_undone
 
     numbers = tuple(args.change or ())
-    log = await core.repairs.changes(args.name)
+    log = await core.do(ReadChanges(node=args.name))
     chosen = [one for one in log.changes if one.number in numbers or not numbers]
     wanted = log.admin == "password" and any(
         step.step.as_root for one in chosen if can_undo(one) for step in one.steps
     )
 
     async def undo(password: str) -> tuple[Change, ...]:
-        return await core.repairs.undo(args.name, numbers, password, out.progress)
+        return await core.do(
+            UndoChanges(node=args.name, numbers=numbers, password=password), out.report
+        )
 
     undone = await _Passwords().with_password(args.name, wanted, out, undo)
     out.document(undone)
@@ -273,3 +285,26 @@ async def _undo(core: Core, args: argparse.Namespace, out: Output) -> int:
         out.text(f"    {change.undo_problem}" if change.undo_problem else "")
     out.text(describe_undone(undone))
     return 1 if any(one.undo_problem for one in undone) else 0
+
+
+async def set_up(
+    core: CoreApi, name: str, python: str | None, accept_index: bool, out: Output
+) -> EnvironmentReport:
+    """Set a node up; ask before hashes are taken that Rackless does not ship.
+
+    Raises:
+        UnshippedLock: the user has not agreed to that.
+    """
+    from app.core.nodes import SetUpNode
+
+    request = SetUpNode(name=name, python=python, accept_index=accept_index)
+    try:
+        return await core.do(request, out.report)
+    except UnshippedLock as error:
+        # Never asked with --json: a program reads the output, and passes --accept-index.
+        if out.as_json or not can_ask():
+            raise
+        out.note(f"{error.message}.")
+        if not confirm(error.question):
+            raise
+        return await core.do(replace(request, accept_index=True), out.report)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.contract.parallel import PARALLEL
-from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
-from app.cli.output import Output, plain
+from app.cli.kit.command import Commands, add_command, add_verbs, names_of, with_core
+from app.cli.kit.output import Output, plain
 from app.errors import UsageError
 from app.presentation.result_text import describe_certificate, describe_saved, describe_trace
-from app.presentation.start_text import describe_start
 from app.text import (
     count_of,
     show_duration,
@@ -27,7 +26,7 @@ from app.text import (
 
 if TYPE_CHECKING:
     from agents.contract.data import DataPreview
-    from app.core.core import Core
+    from app.core.action import CoreApi
     from app.events import NodeSnapshot, RunEvent, RunSnapshot
     from app.interruption import Interruption
     from app.planning.accuracy.forecast_accuracy import Forecast, ForecastComparison
@@ -110,11 +109,12 @@ def _with_id(
     return parser
 
 
-async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.runs import RefreshRuns
     from app.telemetry.state import current_run  # here and below: --help does not need it
 
-    found = await core.runs.refresh_all()  # asks the nodes, whose state decides what is shown
-    now_s, nodes = time.time(), _asked_nodes(core)
+    found = await core.do(RefreshRuns())  # asks the nodes, whose state decides what is shown
+    now_s, nodes = time.time(), await _asked_nodes(core)
     runs = [current_run(run, nodes, now_s) for run in found]
     out.document(runs)
     out.table(
@@ -125,13 +125,15 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _asked_nodes(core: Core) -> dict[str, NodeSnapshot]:
+async def _asked_nodes(core: CoreApi) -> dict[str, NodeSnapshot]:
     """Return the nodes by name; only one that was asked and did not answer counts as silent."""
+    from app.core.nodes import ListNodes
+
     return {
         node.name: node
         if node.state in ("unreachable", "refused")
         else replace(node, state="online", last_seen_s=None)
-        for node in core.nodes.all()
+        for node in await core.do(ListNodes())
     }
 
 
@@ -153,18 +155,26 @@ def _steps(run: RunSnapshot) -> str:
     return f"{run.step}/{run.total_steps}" if run.total_steps is not None else str(run.step)
 
 
-async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.library import WriteRunFile
+    from app.core.runs import (
+        CompareForecast,
+        ListInterruptions,
+        ReadDataPreview,
+        ReadRunEvents,
+        RefreshRun,
+    )
     from app.telemetry.state import current_run
 
-    run = await core.runs.refresh(args.run)
-    run = current_run(run, _asked_nodes(core), time.time())
+    run = await core.do(RefreshRun(run_id=args.run))
+    run = current_run(run, await _asked_nodes(core), time.time())
     if args.run_file is not None:
         # Written before anything is printed, so that a failure leaves no half answer.
-        core.library.write_run_file(run.spec, args.run_file)
-    events = core.runs.events(run.run_id)
-    data = core.runs.data_preview(run.run_id)
-    told = core.runs.forecast_comparison(run.run_id)
-    interruptions = core.runs.interruptions(run.run_id)
+        await core.do(WriteRunFile(spec=run.spec, path=args.run_file))
+    events = await core.do(ReadRunEvents(run_id=run.run_id))
+    data = await core.do(ReadDataPreview(run_id=run.run_id))
+    told = await core.do(CompareForecast(run_id=run.run_id))
+    interruptions = await core.do(ListInterruptions(run_id=run.run_id))
     out.document(
         {
             **plain(run),
@@ -248,6 +258,8 @@ def _tell_events(events: Sequence[RunEvent], now_s: float, out: Output) -> None:
 
 
 def _facts(run: RunSnapshot, now_s: float) -> list[tuple[str, str]]:
+    from app.presentation.start_text import describe_start  # as in `_list`
+
     rows = [
         ("run", f"{run.run_id} ({run.name})"),
         ("state", run.state + (f", {run.phase}" if run.phase else "")),
@@ -302,7 +314,7 @@ def _ranks(run: RunSnapshot, now_s: float) -> list[list[str]]:
     ]
 
 
-async def _logs(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _logs(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.cli.logs import follow_logs, print_logs
 
     if not args.follow:
@@ -315,17 +327,21 @@ async def _logs(core: Core, args: argparse.Namespace, out: Output) -> int:
     return await follow_logs(core, args.run, args.rank, out)
 
 
-async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _save(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.runs import SaveCheckpoint
+
     out.note("requested; the checkpoint is saved at the end of the current step")
-    saved = await core.runs.save(args.run)
+    saved = await core.do(SaveCheckpoint(run_id=args.run))
     out.document(saved)
     out.text(describe_saved(saved))
     return 0
 
 
-async def _trace(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _trace(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.runs import TraceRun
+
     out.note("requested; recording begins after the current step")
-    made = await core.runs.trace(args.run, args.steps)
+    made = await core.do(TraceRun(run_id=args.run, num_steps=args.steps))
     out.document(made)
     out.text(describe_trace(made))
     for trace in made.ranks:
@@ -344,53 +360,64 @@ async def _trace(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0 if whole or not made.ranks else 1
 
 
-async def _stop(core: Core, args: argparse.Namespace, out: Output) -> int:
-    # Before the call, which returns only when the ranks have ended.
+async def _stop(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.action import sentences
+    from app.core.runs import StopRun, StopRunOnNode
+
+    # Before the action, which answers only when the ranks have ended.
     out.note("stopping; the ranks finish their step and save a checkpoint")
     if args.node is not None:
-        part = await core.runs.stop_on(args.run, args.node)
+        part = await core.do(StopRunOnNode(run_id=args.run, node=args.node))
         out.document(part)
         out.text(f"{part.run_id} is {part.state} on {args.node}")
         return 0
-    run = await core.runs.stop(args.run, out.note)
+    run = await core.do(StopRun(run_id=args.run), sentences(out.note))
     out.document(run)
     out.text(f"{run.run_id} is {run.state}" + (f": {run.message}" if run.message else ""))
     return 0
 
 
-async def _take_over(core: Core, args: argparse.Namespace, out: Output) -> int:
-    run = await core.runs.take_over(args.run)
+async def _take_over(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.runs import TakeOverRun
+
+    run = await core.do(TakeOverRun(run_id=args.run))
     out.document(run)
     out.text(f"{run.run_id} is this master's now: it resumes the run after a loss")
     return 0
 
 
-async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
-    asked = (
-        args.run, args.checkpoint, args.nodes, args.verify, out.progress, args.learning_rate,
-        args.parallel,
-    )  # fmt: skip
+async def _resume(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.runs import AwaitCertificate, RefreshRun, ResumeRun
+
+    resume = ResumeRun(
+        run_id=args.run,
+        checkpoint=args.checkpoint,
+        nodes=args.nodes,
+        verify_steps=args.verify,
+        learning_rate=args.learning_rate,
+        parallel=args.parallel,
+    )
     if args.verify is not None and args.learning_rate is not None:
         raise UsageError(
             "--verify and --learning-rate exclude each other: at another rate, other losses follow",
             "Leave one of them out.",
         )
     if args.watch:
-        from app.cli.watching import Watching
+        from app.cli.kit.watching import Watching
 
         # Events carry the whole id, and `args.run` may be its first characters only.
-        run_id = (await core.runs.refresh(args.run)).run_id
+        run_id = (await core.do(RefreshRun(run_id=args.run))).run_id
         with Watching(core, out, run_id) as watching:
-            run = await core.runs.resume(*asked)
+            run = await core.do(resume, out.report)
             return await watching.until_end(run.run_id)
-    run = await core.runs.resume(*asked)
+    run = await core.do(resume, out.report)
     where = f"attempt {run.attempt} of {run.run_id} is running on {show_list(run.nodes)}"
     if args.verify is None:
         out.document(run)
         out.text(where)
         return 0
     out.note(f"{where}; {count_of(args.verify, 'step')} are replayed and compared")
-    found = await core.runs.certificate(run.run_id)
+    found = await core.do(AwaitCertificate(run_id=run.run_id))
     out.document({**plain(run), "certificate": plain(found)})
     if found is None:
         out.text(f"no step has finished yet; see: rackless runs show {run.run_id}")
@@ -399,8 +426,10 @@ async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0 if found.kept else 1
 
 
-async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
-    later = await core.runs.delete(args.run)
+async def _delete(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.runs import EraseRun
+
+    later = await core.do(EraseRun(run_id=args.run))
     out.document({"deleted": args.run, "nodes_not_reached": list(later)})
     out.text(f"{args.run} is deleted")
     if later:

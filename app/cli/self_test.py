@@ -97,11 +97,14 @@ def _build_agent(home: Path) -> str:
 
 
 def _open_store(home: Path) -> str:
+    from app.core.nodes import ListNodes
+    from app.core.runs import ListRuns
+
     async def count() -> tuple[int, int]:
         from app.core.core import Core
 
         async with Core.open(home) as core:
-            return len(core.nodes.all()), len(core.runs.all())
+            return len(await core.do(ListNodes())), len(await core.do(ListRuns()))
 
     nodes, runs = asyncio.run(count())
     return f"{nodes} nodes, {runs} runs"
@@ -116,6 +119,8 @@ def _open_window(home: Path) -> str:
 
 
 def _start_agent(home: Path) -> str:
+    from app.core.new_nodes import AddNode
+
     if shutil.which("python3") is None:
         return "left out: there is no python3 on this PC"
 
@@ -124,7 +129,7 @@ def _start_agent(home: Path) -> str:
         from app.nodes.node import LocalAddress
 
         async with Core.open(home) as core:
-            node = await core.nodes.add("here", LocalAddress())
+            node = await core.do(AddNode(name="here", address=LocalAddress()))
             facts = node.facts  # the agent ends with this connection
             return f"{facts.os}, Python {facts.python}" if facts is not None else "no facts"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, add_verbs, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, add_verbs, with_core
+from app.cli.kit.output import Output
 from app.errors import UsageError
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
     from app.settings import Setting, Value
 
 
@@ -28,7 +28,7 @@ def add_parser(commands: Commands) -> None:
     )
 
 
-async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.settings import SETTINGS
 
     settings = core.settings
@@ -52,7 +52,8 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-async def _set(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _set(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.nodes import GetAddress
     from app.settings import SETTINGS
 
     setting = next((s for s in SETTINGS if s.key == args.key), None)
@@ -61,7 +62,7 @@ async def _set(core: Core, args: argparse.Namespace, out: Output) -> int:
         raise UsageError(f"there is no setting {args.key}", f"Settings: {keys}")
     value = _read(setting, args.value)
     if args.node:
-        core.nodes.address(args.node)  # raises for an unknown node
+        await core.do(GetAddress(name=args.node))  # raises for an unknown node
         core.settings.set_of_node(args.node, args.key, None if value == "default" else value)
     else:
         core.settings.set(args.key, value)

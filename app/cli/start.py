@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, add_run_file, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, add_run_file, with_core
+from app.cli.kit.output import Output
 from app.text import show_list
 
 if TYPE_CHECKING:
     from agents.contract.spec import RunSpec
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 
 def add_parser(commands: Commands) -> None:
@@ -20,31 +20,42 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--watch", action="store_true", help="show progress until the run ends")
 
 
-async def _start(core: Core, args: argparse.Namespace, out: Output) -> int:
-    spec = core.library.read_run_file(args.run_file, args.set)
+async def _start(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.library import ListSentFiles, ReadRunFile
+    from app.core.runs import RunAnnounced, StartRun
     from app.library.sent_files import say_sent
 
-    for sent in await core.library.list_sent(spec):
+    spec = await core.do(ReadRunFile(path=args.run_file, settings=args.set))
+    for sent in await core.do(ListSentFiles(spec=spec)):
         out.note(f"goes to nodes that lack it: {say_sent(sent)}")
     if args.watch:
         return await _start_and_watch(core, spec, out)
-    # The id is printed before any node is asked, so that an interrupted start can be found.
-    run = await core.runs.start(spec, out.text, out.progress)
+
+    def report(event: object) -> None:
+        # The id is printed before any node is asked, so that an interrupted start can be found.
+        if isinstance(event, RunAnnounced):
+            out.text(event.run_id)
+        out.report(event)
+
+    run = await core.do(StartRun(spec=spec), report)
     out.document(run)
     out.note(f"running on {show_list(run.nodes)}; see: rackless runs show {run.run_id}")
     return 0
 
 
-async def _start_and_watch(core: Core, spec: RunSpec, out: Output) -> int:
-    from app.cli.watching import Watching
+async def _start_and_watch(core: CoreApi, spec: RunSpec, out: Output) -> int:
+    from app.cli.kit.watching import Watching
+    from app.core.runs import RunAnnounced, StartRun
 
-    def announced(run_id: str) -> None:
-        out.text(run_id)
-        out.line({"kind": "announced", "run_id": run_id})
-        watching.run_id = run_id
+    def report(event: object) -> None:
+        if isinstance(event, RunAnnounced):
+            out.text(event.run_id)
+            out.line({"kind": "announced", "run_id": event.run_id})
+            watching.run_id = event.run_id
+        out.report(event)
 
     # Listening begins before the start, or the first events would be missed; until the id is
     # announced nothing matches.
     with Watching(core, out) as watching:
-        run = await core.runs.start(spec, announced, out.progress)
+        run = await core.do(StartRun(spec=spec), report)
         return await watching.until_end(run.run_id)

@@ -6,23 +6,24 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from app.cli.output import Output, confirm, plain
+from app.cli.kit.output import Output, confirm, plain
 from app.text import count_of, show_bytes, show_moment
 
 if TYPE_CHECKING:
     from app.artifacts.node_storage import FreedStorage
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 
-async def show_storage(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def show_storage(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     """Print what lies on a node, delete what is asked for, and return the exit code.
 
     Raises:
         UserError: the node does not answer, or what to delete is not there or protected.
     """
     from app.artifacts.storage_rules import choose, describe_storage
+    from app.core.storage import FreeStorage, ReadStorage
 
-    found = await core.storage.look(args.name)
+    found = await core.do(ReadStorage(node=args.name))
     now_s = time.time()
     rows = [
         [
@@ -46,7 +47,9 @@ async def show_storage(core: Core, args: argparse.Namespace, out: Output) -> int
     is_agreed = args.yes or (not out.as_json and bool(chosen) and confirm(f"Delete {what}?"))
     freed = None
     if chosen and is_agreed:
-        freed = await core.storage.free(args.name, [one.name for one in chosen], out.progress)
+        freed = await core.do(
+            FreeStorage(node=args.name, names=[one.name for one in chosen]), out.report
+        )
         _tell(freed, out)
     out.document({**plain(found), "freed": plain(freed)})
     return 1 if freed is not None and freed.kept else 0

@@ -6,14 +6,15 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 from app.errors import UserError
 from app.text import count_of
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
     from app.core.watch_service.service import ServiceReport
+    from app.events import NodeSnapshot
 
 
 def add_parser(commands: Commands) -> None:
@@ -37,22 +38,23 @@ def _run(args: argparse.Namespace, out: Output) -> int:
     return with_core(_watch)(args, out)
 
 
-async def _watch(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _watch(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     import asyncio  # here and below: --help does not need it
     import signal
 
-    from app.cli.watching import ChangeLines, while_read
+    from app.cli.kit.watching import ChangeLines, while_read
+    from app.core.nodes import ConnectNodes
+    from app.core.runs import ListRuns
     from app.events import ACTIVE_STATES
 
-    _require_nodes(core)
-    nodes = core.nodes.all()
+    nodes = await _require_nodes(core)
     ended = asyncio.Event()
     # Windows event loops have no signal handlers.
     if sys.platform != "win32":
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     with core.events.listening(while_read(ChangeLines(out).take)):
-        await core.nodes.connect()
-        active = [run for run in core.runs.all() if run.state in ACTIVE_STATES]
+        await core.do(ConnectNodes())
+        active = [run for run in await core.do(ListRuns()) if run.state in ACTIVE_STATES]
         out.note(
             f"watching {count_of(len(nodes), 'node')} and {count_of(len(active), 'active run')}; "
             "runs keep training when this ends"
@@ -61,19 +63,23 @@ async def _watch(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _require_nodes(core: Core) -> None:
-    if not core.nodes.all():
+async def _require_nodes(core: CoreApi) -> tuple[NodeSnapshot, ...]:
+    from app.core.nodes import ListNodes
+
+    nodes = await core.do(ListNodes())
+    if not nodes:
         raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
+    return nodes
 
 
-async def _install(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _install(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     import asyncio
 
     from app.core.watch_service.system import this_command, user_service
     from app.paths import default_home
 
     # The service would fail again and again.
-    _require_nodes(core)
+    await _require_nodes(core)
     service = user_service()
     report = await asyncio.to_thread(service.install, this_command(default_home()))
     out.document(report)

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 
 def add_windows_verb(verbs: Commands) -> None:
@@ -40,7 +40,8 @@ def add_windows_verb(verbs: Commands) -> None:
     )
 
 
-async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _save(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    from app.core.nodes import MakeWindowsScript, SaveWindowsScript
     from app.flows.windows_script import how_to_run, list_steps
     from app.provisioning.windows.offer import ScriptOptions
 
@@ -51,9 +52,9 @@ async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
         start="logon" if args.at_logon else "boot",
         public_key=args.public_key,
     )
-    script = await core.nodes.windows_script(args.name, options)
+    script = await core.do(MakeWindowsScript(name=args.name, options=options))
     file = args.out or Path(script.file_name)
-    saved = await core.nodes.save_windows_script(script, file)
+    saved = await core.do(SaveWindowsScript(script=script, file=file))
     out.document(
         {
             "node": script.node,

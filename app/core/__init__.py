@@ -1,1 +1,1 @@
-"""Every action of Rackless as one method, grouped by noun."""
+"""Every action of a user as one class, performed by the core."""

@@ -8,198 +8,282 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.artifact import ArtifactSnapshot
-from app.events import ArtifactsChanged, EventHub, ExportedModel
-from app.library.calibration import check_calibration
-from app.runs.services import Services
+from app.core.action import Action, Report, action, as_progress
+from app.events import ArtifactsChanged
 
 if TYPE_CHECKING:
+    from app.artifact import ArtifactSnapshot
     from app.artifacts.deletion import DeletedArtifact
     from app.artifacts.estimates.plan import ExportPlan
     from app.artifacts.exports.request import ExportRequest
     from app.artifacts.serving import ServeCommand
-    from app.core.api import OnMessage, OnProgress
+    from app.core.state import CoreState
+    from app.events import ExportedModel
 
 
-class CoreArtifacts:
-    """`core.artifacts`."""
+@action("artifacts.export")
+class ExportModel(Action["ExportedModel"]):
+    """Write a run's model to the new folder `out`.
 
-    def __init__(self, services: Services, events: EventHub) -> None:
-        self._services = services
-        self._events = events
+    Raises:
+        UserError: `out` is in use, no whole checkpoint is there, or it could not be made.
+    """
 
-    async def export(
-        self, request: ExportRequest, out: Path, progress: OnProgress | None = None
-    ) -> ExportedModel:
-        """Write a run's model to the new folder `out`.
+    request: ExportRequest
+    out: Path
 
-        Raises:
-            UserError: `out` is in use, no whole checkpoint is there, or it could not be made.
-        """
-        # Imported on use, here and below: commands that do not need it start sooner.
+    async def perform(self, core: CoreState, report: Report) -> ExportedModel:
+        # Imported on use, here and below: other actions start sooner.
         from app.artifacts.exports import export
 
-        run_id = self._services.runs.get(request.run_id).run_id
-        made = await export.export_run(
-            self._services, replace(request, run_id=run_id), out, progress
-        )
-        self._events.publish(ArtifactsChanged())
+        request = replace(self.request, run_id=core.full_id(self.request.run_id))
+        made = await export.export_run(core.services, request, self.out, report)
+        core.events.publish(ArtifactsChanged())
         return made
 
-    async def plan_export(self, request: ExportRequest) -> ExportPlan:
-        """Forecast an export: what it makes, what it takes on each node, where it cannot be made.
 
-        Raises:
-            UserError: there is no such run, format, type, node or data file.
-        """
+@action("artifacts.plan_export")
+class PlanExport(Action["ExportPlan"]):
+    """Forecast an export: what it makes, what it takes on each node, where it cannot be made.
+
+    Raises:
+        UserError: there is no such run, format, type, node or data file.
+    """
+
+    request: ExportRequest
+
+    async def perform(self, core: CoreState, report: Report) -> ExportPlan:
         from app.artifacts.exports.export import forecast_export
 
-        return await forecast_export(self._services, request)
+        return await forecast_export(core.services, self.request)
 
-    async def all(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
-        """Return the artifacts (of a run, if one is given), newest first.
 
-        Copies on this PC are checked by file names and sizes only; `verify` reads them.
+@action("artifacts.all")
+class ListArtifacts(Action["tuple[ArtifactSnapshot, ...]"]):
+    """Return the artifacts (of a run, if one is given), newest first.
 
-        Raises:
-            UserError: there is no such run, and no artifact of one that is deleted.
-        """
+    Copies on this PC are checked by file names and sizes only; `VerifyArtifact` reads them.
+
+    Raises:
+        UserError: there is no such run, and no artifact of one that is deleted.
+    """
+
+    run_id: str | None = None
+
+    async def perform(self, core: CoreState, report: Report) -> tuple[ArtifactSnapshot, ...]:
         from app.artifacts import record
 
-        found = record.list_artifacts(self._services, run_id)
-        nodes = self._services.pool.names()
+        found = record.list_artifacts(core.services, self.run_id)
+        nodes = core.services.pool.names()
         return await asyncio.to_thread(
             lambda: tuple(record.look_at_folders(one, nodes) for one in found)
         )
 
-    async def get(self, name: str) -> ArtifactSnapshot:
-        """Return the artifact NAME (its newest version) or NAME:VERSION.
 
-        Raises:
-            UserError: there is none.
-        """
+@action("artifacts.get")
+class GetArtifact(Action["ArtifactSnapshot"]):
+    """Return the artifact NAME (its newest version) or NAME:VERSION.
+
+    Raises:
+        UserError: there is none.
+    """
+
+    name: str
+
+    async def perform(self, core: CoreState, report: Report) -> ArtifactSnapshot:
+        return await _find(core, self.name)
+
+
+@action("artifacts.add")
+class AddArtifact(Action["ArtifactSnapshot"]):
+    """Register a folder that was made elsewhere, or the new place of a moved one.
+
+    Raises:
+        UserError: it is not an artifact.
+    """
+
+    folder: Path
+    name: str | None = None
+
+    async def perform(self, core: CoreState, report: Report) -> ArtifactSnapshot:
         from app.artifacts import record
 
-        found = record.find_artifact(self._services, name)
-        return await asyncio.to_thread(record.look_at_folders, found, self._services.pool.names())
-
-    async def add(self, folder: Path, name: str | None = None) -> ArtifactSnapshot:
-        """Register a folder that was made elsewhere, or the new place of a moved one.
-
-        Raises:
-            UserError: it is not an artifact.
-        """
-        from app.artifacts import record
-
-        found = await asyncio.to_thread(record.add_folder, self._services, folder, name)
-        self._events.publish(ArtifactsChanged())
+        found = await asyncio.to_thread(record.add_folder, core.services, self.folder, self.name)
+        core.events.publish(ArtifactsChanged())
         return found
 
-    async def copy(self, name: str, to: str, progress: OnMessage | None = None) -> ArtifactSnapshot:
-        """Copy an artifact to a node, by its name, or to a new folder on this PC.
 
-        Raises:
-            UserError: there is none, no whole copy can be read, or the place cannot take it.
-        """
+@action("artifacts.copy")
+class CopyArtifact(Action["ArtifactSnapshot"]):
+    """Copy an artifact to a node, by its name, or to a new folder on this PC.
+
+    Raises:
+        UserError: there is none, no whole copy can be read, or the place cannot take it.
+    """
+
+    name: str
+    to: str
+
+    async def perform(self, core: CoreState, report: Report) -> ArtifactSnapshot:
         from app.artifacts import copies
 
-        found = await self.get(name)
-        await copies.copy_artifact(self._services, found, to, progress or (lambda text: None))
-        return await self._publish_change(found)
+        found = await _find(core, self.name)
+        await copies.copy_artifact(core.services, found, self.to, as_progress(report))
+        return await _publish_change(core, found)
 
-    async def push(
-        self, name: str, hub_id: str, *, private: bool = True, progress: OnMessage | None = None
-    ) -> ArtifactSnapshot:
-        """Push an artifact to the model `hub_id` of the Hugging Face hub, with the user's token.
 
-        Raises:
-            UserError: no copy is on this PC, there is no token, it may not write there, or the
-                hub cannot be reached.
-        """
+@action("artifacts.push")
+class PushArtifact(Action["ArtifactSnapshot"]):
+    """Push an artifact to the model `hub_id` of the Hugging Face hub, with the user's token.
+
+    Raises:
+        UserError: no copy is on this PC, there is no token, it may not write there, or the
+            hub cannot be reached.
+    """
+
+    name: str
+    hub_id: str
+    private: bool = True
+
+    async def perform(self, core: CoreState, report: Report) -> ArtifactSnapshot:
         from app.artifacts import copies
 
-        found = await self.get(name)
-        tell = progress or (lambda text: None)
-        await copies.push_artifact(self._services, found, hub_id, private, tell)
-        return await self._publish_change(found)
+        found = await _find(core, self.name)
+        await copies.push_artifact(
+            core.services, found, self.hub_id, self.private, as_progress(report)
+        )
+        return await _publish_change(core, found)
 
-    async def verify(self, name: str, progress: OnMessage | None = None) -> ArtifactSnapshot:
-        """Read every copy of an artifact, compare it with the hashes, and return the results.
 
-        Raises:
-            UserError: there is no such artifact.
-        """
+@action("artifacts.verify")
+class VerifyArtifact(Action["ArtifactSnapshot"]):
+    """Read every copy of an artifact, compare it with the hashes, and return the results.
+
+    Raises:
+        UserError: there is no such artifact.
+    """
+
+    name: str
+
+    async def perform(self, core: CoreState, report: Report) -> ArtifactSnapshot:
         from app.artifacts import verification
 
-        found = await self.get(name)
-        await verification.check_artifact(self._services, found, progress or (lambda text: None))
-        return await self._publish_change(found)
+        found = await _find(core, self.name)
+        await verification.check_artifact(core.services, found, as_progress(report))
+        return await _publish_change(core, found)
 
-    async def delete(
-        self, name: str, place: str | None = None, *, even_last: bool = False
-    ) -> DeletedArtifact:
-        """Delete one copy of an artifact, or (None) all of them and the artifact itself.
 
-        Raises:
-            UserError: there is no such copy, or none would be left and `even_last` is not set.
-        """
+@action("artifacts.delete")
+class DeleteCopies(Action["DeletedArtifact"]):
+    """Delete one copy of an artifact, or (None) all of them and the artifact itself.
+
+    Raises:
+        UserError: there is no such copy, or none would be left and `even_last` is not set.
+    """
+
+    name: str
+    place: str | None = None
+    even_last: bool = False
+
+    async def perform(self, core: CoreState, report: Report) -> DeletedArtifact:
         from app.artifacts import deletion
 
-        found = await self.get(name)
-        done = await deletion.delete_artifact(self._services, found, place, even_last)
-        self._events.publish(ArtifactsChanged())
+        found = await _find(core, self.name)
+        done = await deletion.delete_artifact(core.services, found, self.place, self.even_last)
+        core.events.publish(ArtifactsChanged())
         return done
 
-    async def serve_commands(self, name: str) -> tuple[ServeCommand, ...]:
-        """Return the commands that serve an artifact from this PC, for programs that load it.
 
-        Raises:
-            UserError: there is no such artifact, or no copy of it on this PC.
-        """
+@action("artifacts.serve_commands")
+class ListServeCommands(Action["tuple[ServeCommand, ...]"]):
+    """Return the commands that serve an artifact from this PC, for programs that load it.
+
+    Raises:
+        UserError: there is no such artifact, or no copy of it on this PC.
+    """
+
+    name: str
+
+    async def perform(self, core: CoreState, report: Report) -> tuple[ServeCommand, ...]:
         from app.artifacts.serving_files import hand_off
 
-        return await asyncio.to_thread(hand_off, await self.get(name))
+        return await asyncio.to_thread(hand_off, await _find(core, self.name))
 
-    async def card(self, name: str) -> str:
-        """Return the README.md of an artifact's copy on this PC; empty without one.
 
-        Raises:
-            UserError: there is no such artifact.
-        """
+@action("artifacts.card")
+class ReadCard(Action[str]):
+    """Return the README.md of an artifact's copy on this PC; empty without one.
+
+    Raises:
+        UserError: there is no such artifact.
+    """
+
+    name: str
+
+    async def perform(self, core: CoreState, report: Report) -> str:
         from app.artifacts import record
 
-        return await asyncio.to_thread(record.read_card, await self.get(name))
+        return await asyncio.to_thread(record.read_card, await _find(core, self.name))
 
-    async def write_modelfile(self, name: str, command: ServeCommand) -> Path | None:
-        """Write the Modelfile that a command for Ollama uses beside the weights; return its path.
 
-        Raises:
-            UserError: the folder is gone, or cannot be written.
-        """
+@action("artifacts.write_modelfile")
+class WriteModelfile(Action["Path | None"]):
+    """Write the Modelfile that a command for Ollama uses beside the weights; return its path.
+
+    Raises:
+        UserError: the folder is gone, or cannot be written.
+    """
+
+    name: str
+    command: ServeCommand
+
+    async def perform(self, core: CoreState, report: Report) -> Path | None:
         from app.artifacts.serving_files import write_modelfile
 
-        return await asyncio.to_thread(write_modelfile, await self.get(name), command)
+        return await asyncio.to_thread(write_modelfile, await _find(core, self.name), self.command)
 
-    async def check_export_folders(self, folders: Sequence[Path]) -> None:
-        """Check that each folder is free for an export. Creates nothing.
 
-        Raises:
-            UserError: one is in use, or cannot be written.
-        """
+@action("artifacts.check_export_folders")
+class CheckExportFolders(Action[None]):
+    """Check that each folder is free for an export. Creates nothing.
+
+    Raises:
+        UserError: one is in use, or cannot be written.
+    """
+
+    folders: Sequence[Path]
+
+    async def perform(self, core: CoreState, report: Report) -> None:
         from app.artifacts.exports.place import expect_free
 
-        for folder in folders:
+        for folder in self.folders:
             await asyncio.to_thread(expect_free, folder)
 
-    async def check_calibration(self, path: Path) -> int:
-        """Return the number of words a data file has to calibrate with; 0: not counted.
 
-        Raises:
-            UserError: the file does not exist, is not data, or is too short.
-        """
-        return await asyncio.to_thread(check_calibration, path, self._services.hashes)
+@action("artifacts.check_calibration")
+class CheckCalibration(Action[int]):
+    """Return the number of words a data file has to calibrate with; 0: not counted.
 
-    async def _publish_change(self, artifact: ArtifactSnapshot) -> ArtifactSnapshot:
-        self._events.publish(ArtifactsChanged())
-        # By its label: the name alone would mean the newest version.
-        return await self.get(artifact.label)
+    Raises:
+        UserError: the file does not exist, is not data, or is too short.
+    """
+
+    path: Path
+
+    async def perform(self, core: CoreState, report: Report) -> int:
+        from app.library.calibration import check_calibration
+
+        return await asyncio.to_thread(check_calibration, self.path, core.services.hashes)
+
+
+async def _find(core: CoreState, name: str) -> ArtifactSnapshot:
+    from app.artifacts import record
+
+    found = record.find_artifact(core.services, name)
+    return await asyncio.to_thread(record.look_at_folders, found, core.services.pool.names())
+
+
+async def _publish_change(core: CoreState, artifact: ArtifactSnapshot) -> ArtifactSnapshot:
+    core.events.publish(ArtifactsChanged())
+    # By its label: the name alone would mean the newest version.
+    return await _find(core, artifact.label)

@@ -3,143 +3,195 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.contract.requests.chats import ChatAnswer, ChatTurn
-from app.conversation import AnswerComparison, Loaded, Project, Subject
-from app.runs.services import Services
+from app.core.action import Action, Report, action, as_progress
 
 if TYPE_CHECKING:
-    from app.chats.chat import Chats
-    from app.core.api import OnMessage
+    from agents.contract.requests.chats import ChatAnswer, ChatTurn
+    from app.conversation import AnswerComparison, Loaded, Project, Subject
+    from app.core.state import CoreState
 
 
-class CoreChats:
-    """`core.chats`."""
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    """Event: a piece of an answer was generated."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._chats_made: Chats | None = None
+    text: str
 
-    @property
-    def _chats(self) -> Chats:
-        """Open conversations; created on first use, since most commands never chat."""
-        if self._chats_made is None:
-            from app.chats.chat import Chats
 
-            self._chats_made = Chats(self._services)
-        return self._chats_made
+@action("chats.open")
+class OpenChat(Action["Loaded"]):
+    """Load a run's model, its base, or an artifact, to chat with it.
 
-    async def open(self, subject: Subject, *, progress: OnMessage | None = None) -> Loaded:
-        """Load a run's model, its base, or an artifact, to chat with it.
+    It stays loaded until `UnloadModel`; a model that its node has unloaded meanwhile is loaded
+    again for the next question.
 
-        It stays loaded until `close`; a model that its node has unloaded meanwhile is loaded
-        again for the next question.
+    Raises:
+        UserError: there is no such run, artifact or node, or it cannot be loaded.
+    """
 
-        Raises:
-            UserError: there is no such run, artifact or node, or it cannot be loaded.
-        """
-        return await self._chats.open(subject, progress or (lambda text: None))
+    subject: Subject
 
-    async def ask(
-        self,
-        key: int,
-        turn: ChatTurn,
-        *,
-        progress: OnMessage | None = None,
-        piece: OnMessage | None = None,
-    ) -> ChatAnswer:
-        """Return a loaded model's next message.
+    async def perform(self, core: CoreState, report: Report) -> Loaded:
+        return await core.chats.open(self.subject, as_progress(report))
 
-        Args:
-            key: key that `open` returned.
-            turn: the whole conversation so far, and the generation settings.
-            progress: called with each step before the answer, such as loading.
-            piece: called with each piece of the answer as it is generated.
 
-        Raises:
-            UserError: the conversation is closed or too long, or the node does not answer.
-        """
-        tell, say = (told or (lambda text: None) for told in (progress, piece))
-        return await self._chats.ask(key, turn, tell, say)
+@action("chats.ask")
+class AskModel(Action["ChatAnswer"]):
+    """Return a loaded model's next message, and report an `AnswerPiece` for each piece of it.
 
-    async def stop(self, key: int) -> None:
-        """Stop the answer that a loaded model is generating, and keep its text so far."""
-        await self._chats.stop(key)
+    Raises:
+        UserError: the conversation is closed or too long, or the node does not answer.
+    """
 
-    async def close(self, key: int) -> None:
-        """Unload a model."""
-        await self._chats.close(key)
+    key: int
+    """Key that `OpenChat` returned."""
+    turn: ChatTurn
+    """The whole conversation so far, and the generation settings."""
 
-    def project_of(self, what: str) -> Project:
-        """Return the base and data that a run or an artifact belongs to.
+    async def perform(self, core: CoreState, report: Report) -> ChatAnswer:
+        return await core.chats.ask(
+            self.key, self.turn, as_progress(report), lambda text: report(AnswerPiece(text))
+        )
 
-        Raises:
-            UserError: there is no such run or artifact.
-        """
-        # Imported on use, here and below: commands that do not need it start sooner.
+
+@action("chats.stop")
+class StopAnswer(Action[None]):
+    """Stop the answer that a loaded model is generating, and keep its text so far."""
+
+    key: int
+
+    async def perform(self, core: CoreState, report: Report) -> None:
+        await core.chats.stop(self.key)
+
+
+@action("chats.close")
+class UnloadModel(Action[None]):
+    """Unload a model."""
+
+    key: int
+
+    async def perform(self, core: CoreState, report: Report) -> None:
+        await core.chats.close(self.key)
+
+
+@action("chats.project_of")
+class FindProject(Action["Project"]):
+    """Return the base and data that a run or an artifact belongs to.
+
+    Raises:
+        UserError: there is no such run or artifact.
+    """
+
+    what: str
+
+    async def perform(self, core: CoreState, report: Report) -> Project:
+        # Imported on use, here and below: other actions start sooner.
         from app.chats.chat import find_project
 
-        return find_project(self._services, what)
+        return find_project(core.services, self.what)
 
-    def prompts(self, project: Project) -> tuple[str, ...]:
-        """Return the test prompts of a project."""
-        return self._services.prompts.prompts(project)
 
-    def save_prompts(self, project: Project, prompts: tuple[str, ...]) -> None:
-        """Save the test prompts of a project."""
-        self._services.prompts.save_prompts(project, prompts)
+@action("chats.prompts")
+class ReadPrompts(Action["tuple[str, ...]"]):
+    """Return the test prompts of a project."""
 
-    def read_prompt_file(self, path: Path) -> tuple[str, ...]:
-        """Return the prompts in a file, one per line.
+    project: Project
 
-        Raises:
-            UserError: it cannot be read.
-        """
+    async def perform(self, core: CoreState, report: Report) -> tuple[str, ...]:
+        return core.prompts.prompts(self.project)
+
+
+@action("chats.save_prompts")
+class SavePrompts(Action[None]):
+    """Save the test prompts of a project."""
+
+    project: Project
+    prompts: tuple[str, ...]
+
+    async def perform(self, core: CoreState, report: Report) -> None:
+        core.prompts.save_prompts(self.project, self.prompts)
+
+
+@action("chats.read_prompt_file")
+class ReadPromptFile(Action["tuple[str, ...]"]):
+    """Return the prompts in a file, one per line.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+
+    path: Path
+
+    async def perform(self, core: CoreState, report: Report) -> tuple[str, ...]:
         from app.chats.chat import read_prompt_file
 
-        return read_prompt_file(path)
+        return read_prompt_file(self.path)
 
-    async def compare(
-        self,
-        project: Project,
-        subjects: Sequence[Subject],
-        *,
-        max_tokens: int = 256,
-        progress: OnMessage | None = None,
-    ) -> AnswerComparison:
-        """Ask models the test prompts of their project, and save their answers.
 
-        Raises:
-            UserError: there are no prompts, or no model can be loaded.
-        """
+@action("chats.compare")
+class CompareModels(Action["AnswerComparison"]):
+    """Ask models the test prompts of their project, and save their answers.
+
+    Raises:
+        UserError: there are no prompts, or no model can be loaded.
+    """
+
+    project: Project
+    subjects: Sequence[Subject]
+    max_tokens: int = 256
+
+    async def perform(self, core: CoreState, report: Report) -> AnswerComparison:
         from app.chats.comparison import compare_models
 
         found = await compare_models(
-            self._chats,
-            subjects,
-            self.prompts(project),
-            progress or (lambda text: None),
-            max_tokens=max_tokens,
+            core.chats,
+            self.subjects,
+            core.prompts.prompts(self.project),
+            as_progress(report),
+            max_tokens=self.max_tokens,
         )
-        self.save_comparison(project, found)
+        core.prompts.add_comparison(self.project, found)
         return found
 
-    def comparisons(self, project: Project) -> tuple[AnswerComparison, ...]:
-        """Return the saved comparisons of a project, newest first."""
-        return self._services.prompts.comparisons(project)
 
-    def save_comparison(self, project: Project, found: AnswerComparison) -> None:
-        """Save a comparison."""
-        self._services.prompts.add_comparison(project, found)
+@action("chats.comparisons")
+class ListComparisons(Action["tuple[AnswerComparison, ...]"]):
+    """Return the saved comparisons of a project, newest first."""
 
-    def write_comparison(self, project: Project, found: AnswerComparison, path: Path) -> None:
-        """Write a comparison to a file as Markdown.
+    project: Project
 
-        Raises:
-            UserError: the file cannot be written.
-        """
+    async def perform(self, core: CoreState, report: Report) -> tuple[AnswerComparison, ...]:
+        return core.prompts.comparisons(self.project)
+
+
+@action("chats.save_comparison")
+class SaveComparison(Action[None]):
+    """Save a comparison."""
+
+    project: Project
+    found: AnswerComparison
+
+    async def perform(self, core: CoreState, report: Report) -> None:
+        core.prompts.add_comparison(self.project, self.found)
+
+
+@action("chats.write_comparison")
+class WriteComparison(Action[None]):
+    """Write a comparison to a file as Markdown.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+
+    project: Project
+    found: AnswerComparison
+    path: Path
+
+    async def perform(self, core: CoreState, report: Report) -> None:
         from app.chats.chat import write_comparison
 
-        write_comparison(project, found, path)
+        write_comparison(self.project, self.found, self.path)

@@ -1,13 +1,12 @@
-"""Composition root: opens the store and the fleet, and assembles the actions of each noun.
+"""Composition root: opens the store and the fleet, and performs actions.
 
-Every action of a person is one method, such as `core.runs.start`, which the button, the command
-and the test call alike. A core belongs to one event loop, and no method blocks that loop for longer
-than a local disk takes. A run never depends on it: closing the core, or killing its process,
-changes nothing on any node.
+The button, the command and the test make the same request, such as `core.do(StartRun(spec=spec))`.
+A core belongs to one event loop, and no action blocks that loop for longer than a local disk takes.
+A run never depends on it: closing the core, or killing its process, changes nothing on any node.
 
-It is used in two ways. A command opens it, calls a few methods and leaves. The window calls
-`core.nodes.connect` once; from then on the core keeps nodes connected, watches every active run,
-finds runs that nodes remember, and notices what another process has stored.
+It is used in two ways. A command opens it, does a few actions and leaves. The window does
+`ConnectNodes` once; from then on the core keeps nodes connected, watches every active run, finds
+runs that nodes remember, and notices what another process has stored.
 """
 
 from __future__ import annotations
@@ -17,19 +16,11 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from app.core.artifacts import CoreArtifacts
-from app.core.chats import CoreChats
-from app.core.hub import CoreHub
-from app.core.library import CoreLibrary
-from app.core.nodes import CoreNodes
-from app.core.repairs import CoreRepairs
-from app.core.runs import CoreRuns
+from app.core.action import Action, Report, Result
+from app.core.state import CoreState
 from app.errors import UserError
-from app.events import (
-    EventHub,
-)
+from app.events import EventHub
 from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
 from app.nodes.node import node_from_json
@@ -44,43 +35,31 @@ from app.storage.database import Database, open_database
 from app.storage.hashes import HashStore
 from app.storage.nodes import NodeStore
 from app.storage.planning import PlanningStore
-from app.storage.prompts import PromptStore
 from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunStore
 
-if TYPE_CHECKING:
-    from app.core.storage import CoreStorage
 
-
-class Core:
-    """All actions of a person, grouped by noun; create it with `Core.open`."""
+class Core(CoreState):
+    """State of the actions, and `do`, which performs them; create it with `Core.open`."""
 
     def __init__(
         self, services: Services, fleet: Fleet, nodes: NodeStore, database: Database, hub: EventHub
     ) -> None:
-        self.events = hub
+        background = BackgroundTasks(services, fleet, nodes, database, hub)
+        super().__init__(services, fleet, nodes, background, database, hub)
         self.settings = services.settings
         self.notice = database.notice
         """Problem found when the store was opened, such as a damaged file moved aside."""
         self.at_end: list[Callable[[], Awaitable[None]]] = []
         """Callbacks for the core's loop once it is closed and all nodes are disconnected."""
-        self._services, self._fleet = services, fleet
-        self._background = BackgroundTasks(services, fleet, nodes, database, hub)
-        self.nodes = CoreNodes(services, fleet, nodes, self._background, hub)
-        self.repairs = CoreRepairs(services, fleet)
-        self.runs = CoreRuns(services, fleet, self._background)
-        self.artifacts = CoreArtifacts(services, hub)
-        self.chats = CoreChats(services)
-        self.library = CoreLibrary(services)
-        self.hub = CoreHub(fleet)
 
-    @functools.cached_property
-    def storage(self) -> CoreStorage:
-        """The disks of nodes."""
-        # Imported on use: lists of runs need none of it, and start sooner.
-        from app.core.storage import CoreStorage
+    async def do(self, action: Action[Result], report: Report | None = None) -> Result:
+        """Perform an action and return its answer; `report` receives its events meanwhile.
 
-        return CoreStorage(self._services, self._fleet, self.events)
+        Raises:
+            UserError: as the action says.
+        """
+        return await action.perform(self, report or (lambda event: None))
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -103,9 +82,9 @@ class Core:
             core = _assemble(paths, database, fleet, hub)
             core.notice = " ".join(filter(None, (notice, database.notice)))
             core.at_end = at_end
-            stack.push_async_callback(core._background.end)
-            stack.enter_context(hub.listening(core.runs.take_sample))
-            stack.enter_context(hub.listening(core.nodes.take_facts))
+            stack.push_async_callback(core.background.end)
+            stack.enter_context(hub.listening(core.take_sample))
+            stack.enter_context(hub.listening(core.take_facts))
             yield core
         finally:
             # Not `async with`: the fleet's task group would wrap an error of the block in a group.
@@ -155,7 +134,6 @@ def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> 
         planning=planning,
         configs=ConfigLibrary(paths.configs),
         artifacts=ArtifactStore(database),
-        prompts=PromptStore(database),
         recoveries=recoveries,
     )
     return Core(services, fleet, node_store, database, hub)

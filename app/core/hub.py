@@ -4,99 +4,132 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import field
 from typing import TYPE_CHECKING
 
-from app.nodes.client import NodeClient
-from app.nodes.fleet import Fleet
+from app.core.action import Action, Report, action
 
 if TYPE_CHECKING:
+    from app.core.state import CoreState
     from app.hub.hub_token import TokenPlace
     from app.hub.node_tokens import NodeToken
+    from app.nodes.client import NodeClient
 
 
-class CoreHub:
-    """`core.hub`."""
+@action("hub.find_token")
+class FindToken(Action["TokenPlace"]):
+    """Return where this PC's token of the hub comes from, without asking the hub."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    async def find_token(self) -> TokenPlace:
-        """Return where this PC's token of the hub comes from, without asking the hub."""
-        # Imported on use, here and below: commands that do not need it start sooner.
+    async def perform(self, core: CoreState, report: Report) -> TokenPlace:
+        # Imported on use, here and below: other actions start sooner.
         from app.hub.hub_token import find_token
 
         return await asyncio.to_thread(find_token)
 
-    async def describe_token(self) -> str:
-        """Return where this PC's token lies, for a sentence; empty: there is none."""
+
+@action("hub.describe_token")
+class DescribeToken(Action[str]):
+    """Return where this PC's token lies, for a sentence; empty: there is none."""
+
+    async def perform(self, core: CoreState, report: Report) -> str:
         from app.hub.hub_token import describe_place
 
         return await asyncio.to_thread(describe_place)
 
-    async def save_token(self, token: str) -> str:
-        """Verify a token with the hub, save it in the keyring or a file; return its owner.
 
-        Raises:
-            UserError: the hub does not accept it, or cannot be reached.
-        """
+@action("hub.save_token")
+class SaveToken(Action[str]):
+    """Verify a token with the hub, save it in the keyring or a file; return its owner.
+
+    Raises:
+        UserError: the hub does not accept it, or cannot be reached.
+    """
+
+    token: str = field(repr=False)
+
+    async def perform(self, core: CoreState, report: Report) -> str:
         from app.hub.hub_token import keep_token
 
-        return await asyncio.to_thread(keep_token, token)
+        return await asyncio.to_thread(keep_token, self.token)
 
-    async def delete_token(self) -> tuple[NodeToken, ...]:
-        """Delete the saved token from this PC, after deleting it from the nodes that have it.
 
-        Returns:
-            The state of each node; those that do not answer may still have it.
+@action("hub.delete_token")
+class DeleteToken(Action["tuple[NodeToken, ...]"]):
+    """Delete the saved token from this PC, after deleting it from the nodes that have it.
 
-        Raises:
-            UserError: no token is saved.
-        """
+    Returns:
+        The state of each node; those that do not answer may still have it.
+
+    Raises:
+        UserError: no token is saved.
+    """
+
+    async def perform(self, core: CoreState, report: Report) -> tuple[NodeToken, ...]:
         from app.hub.hub_token import find_token, forget_token
 
         found = await asyncio.to_thread(find_token)
         # Nodes first: without the token here, its copies there could not be recognised. A token
         # from the environment is not ours to delete, and `forget_token` says so.
-        asked = await self.remove_token() if found in ("kept", "keyring") else ()
+        asked = await RemoveToken().perform(core, report) if found in ("kept", "keyring") else ()
         await asyncio.to_thread(forget_token)
         return asked
 
-    async def node_tokens(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
-        """Return which nodes (default: all) have this PC's token of the hub.
 
-        Raises:
-            UserError: this PC has no token, or a node is unknown.
-        """
-        from app.hub import hub_token, node_tokens
+@action("hub.node_tokens")
+class ListNodeTokens(Action["tuple[NodeToken, ...]"]):
+    """Return which nodes (default: all) have this PC's token of the hub.
 
-        token = await asyncio.to_thread(hub_token.read_token)
-        return await node_tokens.find_tokens(self._choose_clients(names), token)
+    Raises:
+        UserError: this PC has no token, or a node is unknown.
+    """
 
-    async def send_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
-        """Send this PC's token to nodes (default: all) that have none; return their states.
+    names: Sequence[str] = ()
 
-        Raises:
-            UserError: this PC has no token, or a node is unknown.
-        """
-        from app.hub import hub_token, node_tokens
+    async def perform(self, core: CoreState, report: Report) -> tuple[NodeToken, ...]:
+        from app.hub.node_tokens import find_tokens
 
-        token = await asyncio.to_thread(hub_token.read_token)
-        return await node_tokens.give_token(self._choose_clients(names), token)
+        return await find_tokens(*await _choose_clients(core, self.names))
 
-    async def remove_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
-        """Delete this PC's token from nodes (default: all); return their states.
 
-        Raises:
-            UserError: this PC has no token, or a node is unknown.
-        """
-        from app.hub import hub_token, node_tokens
+@action("hub.send_token")
+class SendToken(Action["tuple[NodeToken, ...]"]):
+    """Send this PC's token to nodes (default: all) that have none; return their states.
 
-        token = await asyncio.to_thread(hub_token.read_token)
-        return await node_tokens.take_token(self._choose_clients(names), token)
+    Raises:
+        UserError: this PC has no token, or a node is unknown.
+    """
 
-    def _choose_clients(self, names: Sequence[str]) -> dict[str, NodeClient]:
-        from app.hub.node_tokens import choose_others
+    names: Sequence[str] = ()
 
-        return {
-            name: self._fleet.client(name) for name in choose_others(self._fleet.snapshots(), names)
-        }
+    async def perform(self, core: CoreState, report: Report) -> tuple[NodeToken, ...]:
+        from app.hub.node_tokens import give_token
+
+        return await give_token(*await _choose_clients(core, self.names))
+
+
+@action("hub.remove_token")
+class RemoveToken(Action["tuple[NodeToken, ...]"]):
+    """Delete this PC's token from nodes (default: all); return their states.
+
+    Raises:
+        UserError: this PC has no token, or a node is unknown.
+    """
+
+    names: Sequence[str] = ()
+
+    async def perform(self, core: CoreState, report: Report) -> tuple[NodeToken, ...]:
+        from app.hub.node_tokens import take_token
+
+        return await take_token(*await _choose_clients(core, self.names))
+
+
+async def _choose_clients(
+    core: CoreState, names: Sequence[str]
+) -> tuple[dict[str, NodeClient], str]:
+    """Return the nodes to ask, and this PC's token."""
+    from app.hub.hub_token import read_token
+    from app.hub.node_tokens import choose_others
+
+    token = await asyncio.to_thread(read_token)
+    chosen = choose_others(core.fleet.snapshots(), names)
+    return {name: core.fleet.client(name) for name in chosen}, token

@@ -7,159 +7,212 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from agents.contract.data import DataPreview
-from agents.contract.spec import RunSpec
+from app.core.action import Action, Report, action, as_progress
 from app.errors import UserError, describe_error, located
-from app.runs.services import Services
 from app.text import capitalize
 
 if TYPE_CHECKING:
-    from app.core.api import OnMessage
+    from agents.contract.data import DataPreview
+    from agents.contract.spec import RunSpec
+    from app.core.state import CoreState
     from app.library.recipes import Recipe
     from app.library.sent_files import SentFiles
 
 
-class CoreLibrary:
-    """`core.library`."""
+@action("library.preview")
+class PreviewData(Action["DataPreview"]):
+    """Preview the data of a run before it starts; needs no GPU.
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    Returns the recognised format, the numbers of rows, examples and tokens, the rows that are
+    left out or cut with reasons, the fill of packs, and three rendered rows with their learned
+    parts; `app.presentation.data_text` puts it into words.
 
-    async def preview(
-        self,
-        spec: RunSpec,
-        *,
-        part: Literal["train", "eval"] = "train",
-        node: str | None = None,
-        whole: bool = True,
-        progress: OnMessage | None = None,
-    ) -> DataPreview:
-        """Preview the data of a run before it starts; needs no GPU.
+    Raises:
+        UserError: the data cannot be used (naming file, row and reason), or there is neither
+            a node that can train nor the training packages on this PC.
+    """
 
-        Returns the recognised format, the numbers of rows, examples and tokens, the rows that are
-        left out or cut with reasons, the fill of packs, and three rendered rows with their learned
-        parts; `app.presentation.data_text` puts it into words.
+    spec: RunSpec
+    """Run; only `data`, `model`, `objective`, `sequence_tokens` and `packing` matter."""
+    part: Literal["train", "eval"] = "train"
+    """Data to read; the spec must name evaluation data for `eval`."""
+    node: str | None = None
+    """Node that reads the data; None: this PC if it has the model's folder and the packages, else
+    the first of the run's nodes that can train."""
+    whole: bool = True
+    """Read all rows and cache their tokens for the run; False: only the first rows, which takes
+    seconds for any size of data."""
 
-        Args:
-            spec: only `data`, `model`, `objective`, `sequence_tokens` and `packing` matter.
-            part: `eval` previews the evaluation data, which the spec must name.
-            node: node that reads the data; None: this PC if it has the model's folder and the
-                packages, else the first of the run's nodes that can train.
-            whole: read all rows and cache their tokens for the run; False: only the first rows,
-                which takes seconds for any size of data.
-            progress: called with a sentence about the progress.
-
-        Raises:
-            UserError: the data cannot be used (naming file, row and reason), or there is neither
-                a node that can train nor the training packages on this PC.
-        """
-        # Imported on use, here and below: commands that do not need it start sooner.
+    async def perform(self, core: CoreState, report: Report) -> DataPreview:
+        # Imported on use, here and below: other actions start sooner.
         from app.forecasts.learning import store_counted
         from app.runs.inputs.preview import preview_data
 
         found = await preview_data(
-            self._services, spec, part=part, node=node, whole=whole, progress=progress
+            core.services,
+            self.spec,
+            part=self.part,
+            node=self.node,
+            whole=self.whole,
+            progress=as_progress(report),
         )
         # Plans need the size of the training data only.
-        if part == "train":
-            store_counted(self._services.planning, spec, found)
+        if self.part == "train":
+            store_counted(core.services.planning, self.spec, found)
         return found
 
-    async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Return why `model`, `data.train` or `data.eval` cannot be used, for each that cannot."""
 
+@action("library.find_missing")
+class FindMissing(Action["dict[str, str]"]):
+    """Return why `model`, `data.train` or `data.eval` cannot be used, for each that cannot."""
+
+    names: Mapping[str, str]
+
+    async def perform(self, core: CoreState, report: Report) -> dict[str, str]:
         def find() -> dict[str, str]:
             problems = {
-                key: self._explain_model(name) if key == "model" else _explain_data(name, key)
-                for key, name in names.items()
+                key: _explain_model(core, name) if key == "model" else _explain_data(name, key)
+                for key, name in self.names.items()
             }
             return {key: problem for key, problem in problems.items() if problem}
 
         # On a thread: a folder may be on a slow or absent network drive.
         return await asyncio.to_thread(find)
 
-    async def list_sent(self, spec: RunSpec) -> tuple[SentFiles, ...]:
-        """Return which files of this PC a run copies to its nodes."""
+
+@action("library.list_sent")
+class ListSentFiles(Action["tuple[SentFiles, ...]"]):
+    """Return which files of this PC a run copies to its nodes."""
+
+    spec: RunSpec
+
+    async def perform(self, core: CoreState, report: Report) -> tuple[SentFiles, ...]:
         from app.library.sent_files import list_sent
 
-        return await asyncio.to_thread(list_sent, spec)
+        return await asyncio.to_thread(list_sent, self.spec)
 
-    def _explain_model(self, name: str) -> str:
-        from app.library.model_check import find_folder, require_usable
-        from app.library.models import explain_missing_model
 
-        if missing := explain_missing_model(name):
-            return missing
-        folder = find_folder(name)
-        try:
-            if folder is not None:
-                require_usable("", self._services.models.inspect(folder, whole=False))
-        except UserError as error:
-            return _as_sentences(error)
-        return ""
+@action("library.recipes")
+class ListRecipes(Action["tuple[Recipe, ...]"]):
+    """Return the recipes: those that ship with Rackless, then the user's own."""
 
-    def recipes(self) -> tuple[Recipe, ...]:
-        """Return the recipes: those that ship with Rackless, then the user's own."""
+    async def perform(self, core: CoreState, report: Report) -> tuple[Recipe, ...]:
         from app.library.recipes import list_recipes
 
-        return list_recipes(self._services.paths.recipes)
+        return list_recipes(core.services.paths.recipes)
 
-    def recipe(self, name: str) -> Recipe:
-        """Return the recipe of that name.
 
-        Raises:
-            UsageError: there is no recipe of that name.
-        """
+@action("library.recipe")
+class FindRecipe(Action["Recipe"]):
+    """Return the recipe of that name.
+
+    Raises:
+        UsageError: there is no recipe of that name.
+    """
+
+    name: str
+
+    async def perform(self, core: CoreState, report: Report) -> Recipe:
         from app.library.recipes import find_recipe
 
-        return find_recipe(name, self._services.paths.recipes)
+        return find_recipe(self.name, core.services.paths.recipes)
 
-    def save_recipe(self, title: str, spec: RunSpec) -> Recipe:
-        """Save the settings of a run as a recipe.
 
-        Raises:
-            UserError: another recipe has that title, or the disk is full.
-        """
+@action("library.save_recipe")
+class SaveRecipe(Action["Recipe"]):
+    """Save the settings of a run as a recipe.
+
+    Raises:
+        UserError: another recipe has that title, or the disk is full.
+    """
+
+    title: str
+    spec: RunSpec
+
+    async def perform(self, core: CoreState, report: Report) -> Recipe:
         from app.library.recipes import save_recipe
 
-        return save_recipe(self._services.paths.recipes, title, spec)
+        return save_recipe(core.services.paths.recipes, self.title, self.spec)
 
-    def delete_recipe(self, name: str) -> Recipe:
-        """Delete one of the user's own recipes.
 
-        Raises:
-            UserError: there is none, or it ships with Rackless.
-        """
+@action("library.delete_recipe")
+class DeleteRecipe(Action["Recipe"]):
+    """Delete one of the user's own recipes.
+
+    Raises:
+        UserError: there is none, or it ships with Rackless.
+    """
+
+    name: str
+
+    async def perform(self, core: CoreState, report: Report) -> Recipe:
         from app.library.recipes import delete_recipe
 
-        return delete_recipe(self._services.paths.recipes, name)
+        return delete_recipe(core.services.paths.recipes, self.name)
 
-    def run_file_text(self, spec: RunSpec) -> str:
-        """Return the run file that reads back as `spec`."""
+
+@action("library.run_file_text")
+class FormatRunFile(Action[str]):
+    """Return the run file that reads back as `spec`."""
+
+    spec: RunSpec
+
+    async def perform(self, core: CoreState, report: Report) -> str:
         from app.runfile.run_file import format_run
 
-        return format_run(spec)
+        return format_run(self.spec)
 
-    def read_run_file(self, path: Path, settings: Sequence[str] = ()) -> RunSpec:
-        """Read a run file, with `settings` (`KEY=VALUE`) instead of its own values.
 
-        Raises:
-            UsageError: lists every problem of the file with its line.
-        """
+@action("library.read_run_file")
+class ReadRunFile(Action["RunSpec"]):
+    """Read a run file.
+
+    Raises:
+        UsageError: lists every problem of the file with its line.
+    """
+
+    path: Path
+    settings: Sequence[str] = ()
+    """`KEY=VALUE` instead of the file's own values."""
+
+    async def perform(self, core: CoreState, report: Report) -> RunSpec:
         from app.runfile.run_file import read_run_file
 
-        with located(str(path)):
-            return read_run_file(path, settings)
+        with located(str(self.path)):
+            return read_run_file(self.path, self.settings)
 
-    def write_run_file(self, spec: RunSpec, path: Path) -> None:
-        """Write a run file that reads back as `spec`.
 
-        Raises:
-            UserError: the file cannot be written.
-        """
+@action("library.write_run_file")
+class WriteRunFile(Action["Path"]):
+    """Write a run file that reads back as `spec`; return its path.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+
+    spec: RunSpec
+    path: Path
+
+    async def perform(self, core: CoreState, report: Report) -> Path:
         from app.runfile.run_file import write_run_file
 
-        write_run_file(spec, path)
+        write_run_file(self.spec, self.path)
+        return self.path
+
+
+def _explain_model(core: CoreState, name: str) -> str:
+    from app.library.model_check import find_folder, require_usable
+    from app.library.models import explain_missing_model
+
+    if missing := explain_missing_model(name):
+        return missing
+    folder = find_folder(name)
+    try:
+        if folder is not None:
+            require_usable("", core.services.models.inspect(folder, whole=False))
+    except UserError as error:
+        return _as_sentences(error)
+    return ""
 
 
 def _explain_data(name: str, key: str) -> str:

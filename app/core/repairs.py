@@ -3,102 +3,123 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from typing import TYPE_CHECKING
 
-from app.nodes.fleet import Fleet
-from app.runs.services import Services
+from app.core.action import Action, Report, action, as_progress
 
 if TYPE_CHECKING:
     from agents.contract.repair import Change, ChangeList, RepairPreview
-    from app.core.api import OnMessage
+    from app.core.state import CoreState
     from app.provisioning.check_row import CheckRow
     from app.provisioning.repairs import Repair
 
 
-class CoreRepairs:
-    """`core.repairs`."""
+@action("repairs.preview")
+class ShowRepair(Action["RepairPreview"]):
+    """Return what a repair would do on a node now, and how an administrator's rights are had
+    there; changes nothing.
 
-    def __init__(self, services: Services, fleet: Fleet) -> None:
-        self._services = services
-        self._fleet = fleet
+    Raises:
+        UserError: there is no such node, or it does not answer.
+    """
 
-    async def preview(self, node: str, repair: Repair) -> RepairPreview:
-        """Return what a repair would do on a node now, and how an administrator's rights are had
-        there; changes nothing.
+    node: str
+    repair: Repair
 
-        Raises:
-            UserError: there is no such node, or it does not answer.
-        """
-        # Imported on use, here and below: lists of runs need none of it, and start sooner.
+    async def perform(self, core: CoreState, report: Report) -> RepairPreview:
         from agents.contract.requests.repairs import PreviewRepair
 
-        return await self._fleet.client(node).ask(PreviewRepair(steps=tuple(repair.steps)))
+        preview = PreviewRepair(steps=tuple(self.repair.steps))
+        return await core.fleet.client(self.node).ask(preview)
 
-    async def apply(
-        self,
-        node: str,
-        repair: Repair,
-        shown: RepairPreview,
-        password: str = "",
-        progress: OnMessage | None = None,
-    ) -> Change:
-        """Apply a repair to a node as it was shown, and return its record from the node's log.
 
-        The record has a problem if a step failed; what was done before can be undone. The password
-        goes to the node's sudo and is kept nowhere.
+@action("repairs.apply")
+class ApplyRepair(Action["Change"]):
+    """Apply a repair to a node as it was shown, and return its record from the node's log.
 
-        Raises:
-            AdminRefused: sudo did not take the password, or may not be used; nothing was changed.
-            UserError: it cannot be applied; nothing was changed.
-        """
-        # Imported on use, here and below: commands that do not need it start sooner.
+    The record has a problem if a step failed; what was done before can be undone. The password
+    goes to the node's sudo and is kept nowhere.
+
+    Raises:
+        AdminRefused: sudo did not take the password, or may not be used; nothing was changed.
+        UserError: it cannot be applied; nothing was changed.
+    """
+
+    node: str
+    repair: Repair
+    shown: RepairPreview
+    password: str = field(default="", repr=False)
+
+    async def perform(self, core: CoreState, report: Report) -> Change:
+        # Imported on use, here and below: other actions start sooner.
         from app.provisioning.changes import apply_repair
 
-        master = self._services.identity
+        master = core.services.identity
         return await apply_repair(
-            self._fleet.client(node),
-            repair,
-            shown,
+            core.fleet.client(self.node),
+            self.repair,
+            self.shown,
             by=f"{master.user}@{master.host}",
-            password=password,
-            progress=progress,
+            password=self.password,
+            progress=as_progress(report),
         )
 
-    async def retest(self, row: CheckRow, names: Sequence[str] = ()) -> tuple[CheckRow, ...]:
-        """Check again what a row was about; `names`: nodes that were checked then, empty: all.
 
-        Raises:
-            UserError: there is no such node.
-        """
+@action("repairs.retest")
+class RetestRow(Action["tuple[CheckRow, ...]"]):
+    """Check again what a row was about.
+
+    Raises:
+        UserError: there is no such node.
+    """
+
+    row: CheckRow
+    names: Sequence[str] = ()
+    """Nodes that were checked then; empty: all."""
+
+    async def perform(self, core: CoreState, report: Report) -> tuple[CheckRow, ...]:
         from app.provisioning.retest import retest
 
-        return await retest(self._fleet, row, names or self._fleet.names())
+        return await retest(core.fleet, self.row, self.names or core.fleet.names())
 
-    async def changes(self, node: str) -> ChangeList:
-        """Return what repairs have changed on a node, from its own log, the oldest first.
 
-        Raises:
-            UserError: there is no such node, or it does not answer.
-        """
+@action("repairs.changes")
+class ReadChanges(Action["ChangeList"]):
+    """Return what repairs have changed on a node, from its own log, the oldest first.
+
+    Raises:
+        UserError: there is no such node, or it does not answer.
+    """
+
+    node: str
+
+    async def perform(self, core: CoreState, report: Report) -> ChangeList:
         from agents.contract.requests.repairs import ListChanges
 
-        return await self._fleet.client(node).ask(ListChanges())
+        return await core.fleet.client(self.node).ask(ListChanges())
 
-    async def undo(
-        self,
-        node: str,
-        numbers: Sequence[int] = (),
-        password: str = "",
-        progress: OnMessage | None = None,
-    ) -> tuple[Change, ...]:
-        """Take changes of a node back, the newest first; no numbers: all that are in force.
 
-        Raises:
-            AdminRefused: sudo did not take the password, or may not be used; nothing was changed.
-            UserError: there is no such change, or it cannot be done; nothing was changed.
-        """
+@action("repairs.undo")
+class UndoChanges(Action["tuple[Change, ...]"]):
+    """Undo changes of a node, the newest first.
+
+    Raises:
+        AdminRefused: sudo did not take the password, or may not be used; nothing was changed.
+        UserError: there is no such change, or it cannot be done; nothing was changed.
+    """
+
+    node: str
+    numbers: Sequence[int] = ()
+    """Numbers of changes; empty: all that are in force."""
+    password: str = field(default="", repr=False)
+
+    async def perform(self, core: CoreState, report: Report) -> tuple[Change, ...]:
         from app.provisioning.changes import undo_changes
 
         return await undo_changes(
-            self._fleet.client(node), numbers, password=password, progress=progress
+            core.fleet.client(self.node),
+            self.numbers,
+            password=self.password,
+            progress=as_progress(report),
         )

@@ -5,46 +5,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from app.events import ArtifactsChanged, EventHub
-from app.nodes.fleet import Fleet
-from app.runs.services import Services
+from app.core.action import Action, Report, action, as_progress
+from app.events import ArtifactsChanged
 
 if TYPE_CHECKING:
     from app.artifacts.node_storage import FreedStorage
     from app.artifacts.storage_rules import NodeStorage
-    from app.core.api import OnMessage
+    from app.core.state import CoreState
 
 
-class CoreStorage:
-    """`core.storage`."""
+@action("storage.look")
+class ReadStorage(Action["NodeStorage"]):
+    """Return what lies on a node below the agent's home, with the reasons to keep it.
 
-    def __init__(self, services: Services, fleet: Fleet, events: EventHub) -> None:
-        self._services = services
-        self._fleet = fleet
-        self._events = events
+    Raises:
+        UserError: the node does not answer.
+    """
 
-    async def look(self, node: str) -> NodeStorage:
-        """Return what lies on a node below the agent's home, with the reasons to keep it.
+    node: str
 
-        Raises:
-            UserError: the node does not answer.
-        """
-        # Imported on use, here and below: commands that do not need it start sooner.
+    async def perform(self, core: CoreState, report: Report) -> NodeStorage:
+        # Imported on use, here and below: other actions start sooner.
         from app.artifacts.node_storage import list_storage
 
-        return await list_storage(self._services, self._fleet.client(node))
+        return await list_storage(core.services, core.fleet.client(self.node))
 
-    async def free(
-        self, node: str, names: Sequence[str], progress: OnMessage | None = None
-    ) -> FreedStorage:
-        """Delete items of a node by name; those that may not be deleted by now stay.
 
-        Raises:
-            UserError: the node does not answer.
-        """
+@action("storage.free")
+class FreeStorage(Action["FreedStorage"]):
+    """Delete items of a node by name; those that may not be deleted by now stay.
+
+    Raises:
+        UserError: the node does not answer.
+    """
+
+    node: str
+    names: Sequence[str]
+
+    async def perform(self, core: CoreState, report: Report) -> FreedStorage:
         from app.artifacts.node_storage import free_storage
 
-        tell = progress or (lambda text: None)
-        done = await free_storage(self._services, self._fleet.client(node), names, tell)
-        self._events.publish(ArtifactsChanged())
+        done = await free_storage(
+            core.services, core.fleet.client(self.node), self.names, as_progress(report)
+        )
+        core.events.publish(ArtifactsChanged())
         return done

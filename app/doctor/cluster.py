@@ -8,6 +8,8 @@ from typing import Any
 
 from agents.contract.messages import to_wire
 from app.core.core import Core
+from app.core.nodes import ListNodes, ReadNodeLogs, RefreshNode
+from app.core.runs import ListRuns, ReadRunEvents
 from app.doctor.part import Part, json_part, keep_end, problem_part
 from app.errors import RacklessError, UserError, describe_error
 from app.progress import OnMessage
@@ -31,11 +33,11 @@ async def collect_cluster(home: Path, node: str | None, progress: OnMessage) -> 
     """
     try:
         async with Core.open(home) as core:
-            names = [one.name for one in core.nodes.all()]
+            names = [one.name for one in await core.do(ListNodes())]
             if node is not None and node not in names:
                 raise NoSuchNode(node, names)
             parts = [Part(name="store.txt", what="the store", text=_describe_store(core))]
-            parts += _collect_runs(core, node)
+            parts += await _collect_runs(core, node)
             asked = [node] if node is not None else names
             answers = await asyncio.gather(*(_ask_node(core, one, progress) for one in asked))
             return [*parts, *(part for answer in answers for part in answer)]
@@ -58,12 +60,13 @@ def _describe_store(core: Core) -> str:
     return f"opened{': ' + core.notice if core.notice else ''}\n"
 
 
-def _collect_runs(core: Core, node: str | None) -> list[Part]:
-    runs = [run for run in core.runs.all() if node is None or node in run.nodes][:MAX_RUNS]
+async def _collect_runs(core: Core, node: str | None) -> list[Part]:
+    known = await core.do(ListRuns())
     rows: list[dict[str, Any]] = []
-    for run in runs:
-        events = [to_wire(event) for event in core.runs.events(run.run_id)[-MAX_EVENTS:]]
-        rows.append({"run": to_wire(run), "events": events})
+    for run in [run for run in known if node is None or node in run.nodes][:MAX_RUNS]:
+        events = await core.do(ReadRunEvents(run_id=run.run_id))
+        newest = [to_wire(event) for event in events[-MAX_EVENTS:]]
+        rows.append({"run": to_wire(run), "events": newest})
     return [json_part("runs.json", "newest runs: settings, states, errors and events", rows)]
 
 
@@ -72,8 +75,8 @@ async def _ask_node(core: Core, name: str, progress: OnMessage) -> list[Part]:
     file, what = f"nodes/{name}.json", f"facts and environment of {name}"
     try:
         async with asyncio.timeout(NODE_TIMEOUT_S):
-            found = await core.nodes.refresh(name)
-            tails = await core.nodes.logs(name)
+            found = await core.do(RefreshNode(name=name))
+            tails = await core.do(ReadNodeLogs(name=name))
     except TimeoutError:
         why = f"{name} did not answer within {NODE_TIMEOUT_S:.0f} s"
         return [problem_part(file, what, why)]

@@ -16,16 +16,16 @@ def make_forecast(
     ranks: Sequence[RankPlacement],
     assumptions: Sequence[str],
 ) -> Forecast:
-    """Return the forecast of a candidate, with its ranks in order."""
+    """Return the forecast of a candidate with its ranks in order."""
     spec, learned = request.spec, request.learned
     by_place = {(gpu.node, gpu.device): gpu for gpu in candidate.gpus}
-    # The corrections are stored with it, to be removed before anything is learned from it.
+    # Corrections are stored with the forecast, since learning has to divide them out again.
     network = learned.network.value
     return Forecast(
         mode=candidate.mode,
         family=request.shape.family,
         adapter=spec.adapter.kind,
-        # No example is longer than a sequence, so that bounds an unknown length.
+        # If the longest example is unknown, a sequence bounds it.
         longest_tokens=request.data.longest_tokens or spec.sequence_tokens,
         ranks=tuple(_of_rank(by_place[p.node, p.device], request) for p in ranks),
         step_s=candidate.step_s,
@@ -79,9 +79,9 @@ def _of_rank(gpu: GpuPlan, request: PlanRequest) -> RankForecast:
 
 def _planned(cluster: Cluster, gpu: GpuPlan) -> PlannedGpu:
     return next(
-        one
+        planned
         for node in cluster.nodes
         if node.name == gpu.node
-        for one in node.gpus
-        if one.device == gpu.device
+        for planned in node.gpus
+        if planned.device == gpu.device
     )

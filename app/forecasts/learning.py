@@ -1,4 +1,4 @@
-"""Learn from checks, previews and finished runs what the next plan needs."""
+"""Store what the next plan needs from checks, previews and finished runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from app.storage.runs import RunRecord
 
 
 class MeasuredLink(Protocol):
-    """Row of the check that may describe a link between two nodes."""
+    """Row of a check's report, which may describe a link between two nodes."""
 
     @property
     def node(self) -> str: ...
@@ -45,7 +45,7 @@ class MeasuredLink(Protocol):
 
 
 def store_links(store: PlanningStore, rows: Sequence[MeasuredLink]) -> None:
-    """Store the links between nodes that a check has measured."""
+    """Store the links between nodes that a check measured."""
     now_s = time.time()
     links = [
         LinkRecord(
@@ -56,6 +56,7 @@ def store_links(store: PlanningStore, rows: Sequence[MeasuredLink]) -> None:
             measured_s=now_s,
         )
         for row in rows
+        # Other rows describe a node itself, or a link that could not be measured.
         if row.peer is not None and row.peer != row.node and row.round_trip_s is not None
     ]
     if links:
@@ -63,7 +64,7 @@ def store_links(store: PlanningStore, rows: Sequence[MeasuredLink]) -> None:
 
 
 def store_counted(store: PlanningStore, spec: RunSpec, data: DataPreview) -> None:
-    """Store the size of a run's data, once all of it has been tokenized."""
+    """Store the size of a run's data if all of it has been tokenized."""
     if data.whole and data.num_examples > 0:
         counted = CountedData(
             num_rows=data.num_examples,
@@ -74,16 +75,16 @@ def store_counted(store: PlanningStore, spec: RunSpec, data: DataPreview) -> Non
 
 
 def load_corrections(store: PlanningStore) -> Corrections:
-    """Return the corrections that past runs give."""
+    """Return the corrections learned from past runs."""
     return Corrections(outcomes=store.outcomes())
 
 
 def load_past(store: PlanningStore) -> list[PastForecast]:
     """Return the newest forecasts with their measurements, newest first."""
     found = []
-    for run_id, told, seen in store.past_forecasts():
+    for run_id, planned, seen in store.past_forecasts():
         with contextlib.suppress(WireError):  # written by another version
-            forecast, measured = from_wire(Forecast, told), from_wire(Measured, seen)
+            forecast, measured = from_wire(Forecast, planned), from_wire(Measured, seen)
             found.append(PastForecast(run_id=run_id, forecast=forecast, measured=measured))
     return found
 
@@ -98,27 +99,28 @@ def compare_run(services: Services, run: RunRecord) -> ForecastComparison | None
         seen = from_wire(Measured, measured) if measured else None
     except WireError:  # written by another version
         return None
-    # The stored measurement is for runs whose journals are gone.
+    # The stored measurement serves runs whose journals are gone.
     return ForecastComparison(forecast=forecast, measured=measure_run(services, run) or seen)
 
 
 def measure_run(services: Services, run: RunRecord) -> Measured | None:
-    """Return the measurements of a run's newest attempt; None before its first step, and of one
-    that lost ranks on the way.
+    """Return the measurements of a run's newest attempt.
+
+    None: it has no step yet, or it lost ranks.
     """
     attempt = services.runs.history(run.run_id).attempt(run.attempt)
-    if not attempt.steps or attempt.lost_ranks:  # some of its steps were done by fewer ranks
-        return None
+    if not attempt.steps or attempt.lost_ranks:
+        return None  # with fewer ranks some steps differ from the forecast's
     ranks = [attempt.ranks.get(place.rank) for place in services.runs.placements(run)]
     waits = [median_of([pace.wait_s for pace in rank.paces]) for rank in ranks if rank]
     known = [wait for wait in waits if wait is not None]
-    # Only an attempt that trained from the first to the last step has a total time to compare.
+    # Only an attempt that trained all steps has a total time comparable with the forecast.
     ended = run.state == "done" and attempt.first_step == 0 and run.ended_s and run.started_s
     return Measured(
         num_steps=len(attempt.steps),
         ranks=tuple(_measure_rank(rank) for rank in ranks),
         step_s=_median_step(attempt, "step_s"),
-        # The rank that waits least waits for the network alone, the others for slower ranks too.
+        # The shortest wait is for the network only; other ranks also wait for slower ones.
         network_s=min(known) if len(known) == len(ranks) > 1 else None,
         tokens_per_s=_median_step(attempt, "tokens_per_s"),
         total_s=(run.ended_s or 0.0) - (run.started_s or 0.0) if ended else None,
@@ -128,7 +130,7 @@ def measure_run(services: Services, run: RunRecord) -> Measured | None:
 def _measure_rank(rank: RankHistory | None) -> RankMeasured:
     if rank is None:
         return RankMeasured()
-    # By compute time alone: a step also contains the wait for slower ranks.
+    # By compute time only, since a step also contains the wait for slower ranks.
     rates = [pace.tokens / pace.compute_s for pace in rank.paces if pace.compute_s > 0]
     used = rank.setting
     return RankMeasured(
@@ -151,7 +153,7 @@ def _median_step(attempt: AttemptHistory, name: str) -> float | None:
 
 
 def learn_from_run(services: Services, run: RunRecord) -> None:
-    """Store the measurements of an attempt that has ended, and the corrections that follow."""
+    """Store the measurements of an attempt that has ended, and the outcomes to learn from."""
     store = services.planning
     data = services.runs.history(run.run_id).data
     if data is not None:
@@ -166,7 +168,7 @@ def learn_from_run(services: Services, run: RunRecord) -> None:
         return
 
     def estimate(gpu: GpuMemory, setting: MemorySetting) -> int:
-        """Return torch's peak memory by the formulas alone, without corrections."""
+        """Return torch's peak memory by the formulas, without corrections."""
         memory = estimate_memory(
             shape,
             run.spec,

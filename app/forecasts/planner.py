@@ -1,8 +1,8 @@
-"""Gather what is known about model, data and nodes, and make plans and forecasts from it.
+"""Gather the known facts about model, data and nodes, and make plans and forecasts of them.
 
-All reading happens here, so that `app.planning` is arithmetic alone. Guesses are listed among the
-plan's assumptions. Shapes are cached while their config is unchanged, since the New run dialog
-plans at every key press.
+All I/O happens here, so that `app.planning` is pure arithmetic. Guesses are listed among the plan's
+assumptions. Shapes are cached while their config is unchanged, since the New run dialog plans at
+every key press.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agents.shared.models.folder import ModelFolder
 from app.errors import RacklessError, UserError
 from app.forecasts.forecast import make_forecast
 from app.forecasts.learning import load_corrections, load_past
-from app.library.configs import FoundConfig, is_hub_id
+from app.library.configs import LocatedConfig, is_hub_id
 from app.library.data_judge import settle_by_template
 from app.library.data_key import make_data_key
 from app.library.data_size import DataGuess, cut_and_pack, guess_data
@@ -48,7 +48,7 @@ from app.runs.services import LaunchForecast, Services
 from app.storage.planning import PlanningStore
 from app.text import show_list
 
-# Shapes are small; this bounds them while a person types model names.
+# Bounds of the caches, which would grow while a user types names of models and files.
 MAX_SHAPES = 64
 MAX_GUESSES = 16
 
@@ -58,7 +58,7 @@ class Planner:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._shapes: dict[str, tuple[FoundConfig, ModelShape]] = {}
+        self._shapes: dict[str, tuple[LocatedConfig, ModelShape]] = {}
         self._guesses: dict[str, DataGuess] = {}
 
     async def plan(
@@ -77,7 +77,7 @@ class Planner:
             cluster: PCs that may take part.
             online: nodes that can be asked for the model's config.
             silent: nodes that did not answer, which the plan leaves out.
-            ask_remote: also ask nodes and the hub for the config; False uses what is here.
+            ask_remote: whether to ask nodes and the hub for a config that is not on this PC.
 
         Raises:
             UserError: the model's sizes are unknown, or there is no such node.
@@ -85,12 +85,13 @@ class Planner:
         request, notes = await self.build_request(
             spec, cluster, online=online, silent=silent, ask_remote=ask_remote
         )
+        # In a thread, like all reads below: large plans would block the event loop.
         plan = _put_requested_first(spec, await asyncio.to_thread(make_plan, request))
         advice = (*plan.advice, *_advise_nodes(spec, plan, cluster))
         findings = await asyncio.to_thread(self._judge_data, spec)
         shown = plan.chosen or (plan.others[0] if plan.others else None)
         devices = [gpu.device for gpu in shown.gpus] if shown is not None else []
-        model = await asyncio.to_thread(self._inspect, spec) or self._told(spec.model)
+        model = await asyncio.to_thread(self._inspect, spec) or self._config_only(spec.model)
         past = await asyncio.to_thread(load_past, self._services.planning)
         return replace(
             plan,
@@ -102,10 +103,10 @@ class Planner:
         )
 
     async def list_parts(self, spec: RunSpec) -> tuple[ModelPart, ...]:
-        """Return the parts of the model that a run leaves as they are.
+        """Return the parts of the model that a run leaves untouched.
 
         Raises:
-            UserError: the model's sizes are not known here.
+            UserError: the model's sizes are not known on this PC.
         """
         shape, _ = await self._find_shape(spec, (), ask_remote=False)
         return list_parts(shape, spec)
@@ -135,7 +136,7 @@ class Planner:
             notes.append(
                 f"{show_list(list(silent))} {verb} not answer and took no part in this plan"
             )
-        planned = _as_held(spec, self._told(spec.model).config)
+        planned = _plan_as_qlora(spec, self._config_only(spec.model).config)
         if planned is not spec:
             notes.append(f"the weights of {spec.model} are in 4 bits: planned like qlora")
         request = PlanRequest(
@@ -148,7 +149,7 @@ class Planner:
         return request, tuple(notes)
 
     def _guess(self, spec: RunSpec) -> DataGuess:
-        """Return the guess of a run's data, read again only when its files have changed."""
+        """Return the guess of a run's data, cached while its files are unchanged."""
         key = make_data_key(spec)
         found = self._guesses.get(key)
         if found is None:
@@ -163,21 +164,18 @@ class Planner:
     async def forecast(
         self, spec: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
     ) -> LaunchForecast:
-        """Return the forecast of exactly these ranks, and which nodes slow the run down.
-
-        One plan answers both: its candidates include all GPUs of the nodes, whether it chooses
-        them or not.
-        """
+        """Return the forecast for exactly these ranks, and advice on its nodes."""
+        # One plan serves both, since its candidates always include one with all GPUs.
         cluster = describe_nodes(self._services.planning, facts)
         # A resume may run on other nodes than the run file names.
         asked = spec if spec.nodes == "all" else replace(spec, nodes=tuple(facts))
         try:
             request, _ = await self.build_request(asked, cluster, ask_remote=False)
-        except UserError:  # the model's sizes are not known here
+        except UserError:  # the model's sizes are not known on this PC
             return LaunchForecast()
         plan = await asyncio.to_thread(make_plan, request)
         candidate = _find_candidate(plan, spec, ranks)
-        # A run file that names its nodes has decided: no advice on them.
+        # A run file that names its nodes needs no advice on them.
         is_free = spec.nodes == "all" and spec.parallel == "auto"
         forecast = cut = problem = None
         if candidate is not None:
@@ -195,21 +193,21 @@ class Planner:
         )
 
     def _inspect(self, spec: RunSpec) -> ModelFolder | None:
-        """Return what the model's folder holds; None: it is not on this PC.
+        """Return the inspected model folder; None: it is not on this PC.
 
         Raises:
-            UserError: no run can train it, or not this one.
+            UserError: no run, or not this run, can train it.
         """
         folder = find_folder(spec.model)
         if folder is None:
             return None
-        # A plan needs the config alone, and must not wait for a large tokenizer.
+        # A plan needs only the config and must not wait for a large tokenizer.
         found = self._services.models.inspect(folder, parts="present", whole=False)
         require_usable(spec.model, found, spec)
         return found
 
-    def _told(self, model: str) -> ModelFolder:
-        """Return what a config alone says about a model whose files are not here."""
+    def _config_only(self, model: str) -> ModelFolder:
+        """Return a folder with the config of a model whose files are not on this PC."""
         return ModelFolder(config=self._shapes[model][0].config)
 
     async def _find_shape(
@@ -218,7 +216,7 @@ class Planner:
         model = spec.model
         found = await asyncio.to_thread(self._services.configs.find_here, model)
         if found is None and model in self._shapes:
-            found = self._shapes[model][0]  # a node's, or the hub's
+            found = self._shapes[model][0]  # received from a node or the hub before
         if found is None and not ask_remote:
             raise UserError(
                 f"the sizes of {model} are not known here",
@@ -228,10 +226,10 @@ class Planner:
             found = await self._ask_remote(model, online)
         known = self._shapes.get(model)
         if known is None or known[0].config != found.config:
-            told = ModelFolder(
+            folder = ModelFolder(
                 config=found.config, findings=tuple(find_config_problems(found.config))
             )
-            require_usable(model, told, spec)
+            require_usable(model, folder, spec)
             shape = read_shape(found.config)
             if len(self._shapes) >= MAX_SHAPES:
                 self._shapes.clear()
@@ -242,14 +240,14 @@ class Planner:
             return shape, f"{shape.family} is an unknown family; planned like Llama"
         return shape, f"sizes of {model}: {found.source}" if found.source else ""
 
-    async def _ask_remote(self, model: str, online: Sequence[str]) -> FoundConfig:
+    async def _ask_remote(self, model: str, online: Sequence[str]) -> LocatedConfig:
         for node in online:
             try:
                 config = (await self._services.pool.agent(node).ask(ReadConfig(model=model))).config
             except RacklessError:
-                continue  # the next one may have it
+                continue  # another node may have it
             if config is not None:
-                return FoundConfig(config=config, source=f"from {node}")
+                return LocatedConfig(config=config, source=f"from {node}")
         if not is_hub_id(model):
             where = f"here nor on {show_list(list(online))}" if online else "here"
             raise UserError(
@@ -259,21 +257,21 @@ class Planner:
         return await asyncio.to_thread(self._services.configs.fetch, model)
 
 
-def _as_held(spec: RunSpec, config: Mapping[str, Any]) -> RunSpec:
-    """Return the run whose memory and speed a run has: LoRA on weights in 4 bits is QLoRA."""
+def _plan_as_qlora(spec: RunSpec, config: Mapping[str, Any]) -> RunSpec:
+    """Return the spec to plan with: LoRA on a model with 4-bit weights becomes QLoRA."""
     if spec.adapter.kind != "lora" or not is_4_bit(config) or spec.precision == "fp64":
         return spec
     return replace(spec, adapter=replace(spec.adapter, kind="qlora"))
 
 
 def _require_targets(spec: RunSpec, shape: ModelShape) -> None:
-    """Check that the adapter's targets are layers of a model whose weights are not here.
+    """Check that the adapter's targets are layers of a model whose weights are not on this PC.
 
     Raises:
-        UserError: one of them is not.
+        UserError: a target is not a layer.
     """
     targets = spec.adapter.targets
-    # Experts are no linear layers here, but have their names.
+    # Experts are not linear layers in the shape, but a target may name them like ones.
     is_known = shape.is_exact and not shape.num_experts
     if spec.adapter.kind == "full" or targets == "all-linear" or not is_known:
         return
@@ -282,22 +280,24 @@ def _require_targets(spec: RunSpec, shape: ModelShape) -> None:
 
 
 def _find_candidate(plan: Plan, spec: RunSpec, ranks: Sequence[RankPlacement]) -> Candidate | None:
-    """Return the plan's candidate that trains on exactly these ranks; None: there is none.
+    """Return the plan's candidate that trains on exactly these ranks, or None.
 
-    With `parallel: auto` the best one that fits and can be trained; if none fits, every rank holds
-    the whole model, and the trainer says what is missing.
+    With `parallel: auto` it is the best that fits and is runnable, else the one in which every rank
+    holds the whole model.
     """
     wanted = {(place.node, place.device) for place in ranks}
     found = [
-        one
-        for one in (plan.chosen, *plan.others)
-        if one is not None and {(gpu.node, gpu.device) for gpu in one.gpus} == wanted
+        candidate
+        for candidate in (plan.chosen, *plan.others)
+        if candidate is not None and {(gpu.node, gpu.device) for gpu in candidate.gpus} == wanted
     ]
     whole = "data" if len(ranks) > 1 else "single"
     if spec.parallel == "auto":
         fitting = [one for one in found if one.fits and one.runnable]
         if fitting:
             return find_least(fitting)
+    # If nothing fits, the run still starts with the whole model on each rank, and the trainer's
+    # error names the missing memory.
     mode = whole if find_mode(spec.parallel).holds == "model" else spec.parallel
     of_mode = [one for one in found if one.mode == mode]
     return min(of_mode, key=lambda one: (not one.fits, one.step_s), default=None)
@@ -312,7 +312,7 @@ def describe_nodes(
     try:
         endpoints = choose_endpoints(facts)
         interfaces = {name: endpoint.interface for name, endpoint in endpoints.items()}
-    except UserError:  # no common network: the start reports it, a plan is useful all the same
+    except UserError:  # no common network: the start reports it, and a plan is still useful
         interfaces = {}
     calibrations = {
         (node, found.card): found
@@ -329,7 +329,7 @@ def describe_nodes(
 
 
 def _list_faults(store: PlanningStore, cluster: Cluster) -> list[str]:
-    """Return a sentence on each stored measurement that the plan does not use."""
+    """Return a sentence on each stored measurement that the plan rejects."""
     cores = {node.name: node.num_cores for node in cluster.nodes}
     return [
         f"{node}: the measurement of {found.card} is not used: {fault}"
@@ -339,7 +339,8 @@ def _list_faults(store: PlanningStore, cluster: Cluster) -> list[str]:
 
 
 def _measured_links(store: PlanningStore) -> dict[Pair, LinkSpeed]:
-    """Return each link with the slower of its two directions."""
+    """Return each measured link with the slower of its two directions."""
+    # A ring sends in both directions at once, so the slower one limits it.
     links: dict[Pair, LinkSpeed] = {}
     for record in store.links():
         if record.bytes_per_s is None:
@@ -355,18 +356,18 @@ def _measured_links(store: PlanningStore) -> dict[Pair, LinkSpeed]:
 
 
 def _put_requested_first(spec: RunSpec, plan: Plan) -> Plan:
-    """Put the requested mode first among the others, when this version cannot train it yet."""
+    """Put the requested mode first among the others if this version cannot train it yet."""
     refusal = refuse_parallel(spec.parallel)
     if refusal is None:
         return plan
     others = sorted(plan.others, key=lambda one: one.mode != spec.parallel)
-    text = f"{refusal[0]}; auto takes the fastest way that is"
+    text = f"{refusal[0]}; parallel: auto takes the fastest mode that can train"
     advice = Advice(text=text, change={"parallel": "auto"})
     return replace(plan, others=tuple(others), advice=(advice,))
 
 
 def _advise_nodes(spec: RunSpec, plan: Plan, cluster: Cluster) -> tuple[Advice, ...]:
-    """Advise on leaving out nodes, since a start uses every node of the run file."""
+    """Advise leaving out nodes, since a start uses every node of the run file."""
     chosen, known = plan.chosen, [node.name for node in cluster.nodes]
     if chosen is None or spec.nodes != "all" or set(chosen.nodes) == set(known):
         return ()
@@ -375,14 +376,14 @@ def _advise_nodes(spec: RunSpec, plan: Plan, cluster: Cluster) -> tuple[Advice, 
         return ()
     left = [name for name in known if name not in chosen.nodes]
     if find_fewer(spec, cluster, plan):
-        text = f"A start leaves out {show_list(left)}: this run fits no way on all nodes together"
+        text = f"A start leaves out {show_list(left)}: the run does not fit on all nodes together"
         return (Advice(text=text),)
     text = f"A start uses every node: to leave out {show_list(left)}, list the others in nodes"
     return (Advice(text=text, change={"nodes": chosen.nodes}),)
 
 
 def guess_run_data(spec: RunSpec) -> DataGuess:
-    """Return the guess of a run's data from its first rows, as the run cuts and packs them."""
+    """Return the guess of a run's data from its first rows, truncated and packed as by the run."""
     path = Path(os.path.expanduser(spec.data.train))
     return cut_and_pack(guess_data(path, spec.data), spec)
 
@@ -392,7 +393,7 @@ def find_data_size(
     spec: RunSpec,
     guess_size: Callable[[RunSpec], DataGuess] = guess_run_data,
 ) -> tuple[DataSize, str]:
-    """Return the size of the data, counted, else guessed, else unknown, and how it is known."""
+    """Return the size of the data with its source: counted, else guessed, else unknown."""
     counted = store.counted(make_data_key(spec))
     if counted is not None:
         size = DataSize(
@@ -409,16 +410,16 @@ def find_data_size(
     size = DataSize(
         num_rows=guess.num_rows,
         mean_tokens=guess.mean_tokens,
-        # The longest row of a part says nothing about the rest.
+        # The longest row of a sample says nothing about the rest.
         longest_tokens=guess.longest_tokens if guess.is_whole else None,
         lengths=_typical_lengths(spec, guess),
     )
-    looked = "its rows" if guess.is_whole else "its first megabyte"
-    return size, f"tokens of {path.name} estimated from {looked}, at 4 characters each"
+    sample = "its rows" if guess.is_whole else "its first megabyte"
+    return size, f"tokens of {path.name} estimated from {sample}, at 4 characters each"
 
 
 def _typical_lengths(spec: RunSpec, guess: DataGuess) -> tuple[int, ...]:
-    """Return the lengths of rows as the run cuts them; none where it packs them."""
+    """Return typical lengths of truncated rows; empty if the run packs them."""
     if spec.packing:
         return ()
     return pick_lengths(

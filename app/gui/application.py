@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication
 
-from app.core.api import CoreApi, OpenCore
+from app.core.action import CoreApi, OpenCore
 from app.gui.kit.theme import Theme
 from app.gui.session.bridge import Bridge
 from app.gui.session.context import Context

@@ -1,1 +1,1 @@
-"""The model hub: its token, on this PC and on nodes, and pushing to it."""
+"""The model hub: its token on this PC and on nodes, and pushing artifacts to it."""

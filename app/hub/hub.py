@@ -1,8 +1,7 @@
-"""Push an artifact to the Hugging Face hub, with the token that the user's own tools store.
+"""Push an artifact to the Hugging Face hub, with the token stored on this PC.
 
-The token is never asked for, shown or passed on: huggingface_hub finds it (`hf auth login`, or
-HF_TOKEN). The verification report is not pushed, since it has paths of this PC; the card is, with
-its figures and only the names of those files.
+The token is sent only to the hub and never shown. The verification report is not pushed, since it
+contains paths of this PC; the card is pushed with its figures and only the names of those files.
 https://huggingface.co/docs/huggingface_hub/guides/upload
 """
 
@@ -22,8 +21,8 @@ from app.hub.hub_token import read_stored_token
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _PLACE = r"((?:[/~\\]|[A-Za-z]:)[^`\"\n]*)"
-# Files that contain paths of this PC, with patterns for them. The card comes first: if the hub
-# refuses it, it does so before hours of uploading weights.
+# Files that contain paths of this PC, with patterns of the paths. The card comes first, so that a
+# card that the hub refuses fails before hours of uploading weights.
 _PLACES = {
     "README.md": re.compile(rf"^(- (?:Base|Trained on): `){_PLACE}(`)", re.MULTILINE),
     "adapter/adapter_config.json": re.compile(rf'("base_model_name_or_path": "){_PLACE}(")'),
@@ -43,10 +42,10 @@ def is_hub_id(text: str) -> bool:
 def push_folder(folder: Path, files: Sequence[FileEntry], hub_id: str, private: bool) -> str:
     """Push files to the model `hub_id`, created if missing; return its address.
 
-    Files that the hub has already are not sent again, so that an interrupted push resumes.
+    Files that the hub has already are skipped, so a repeated push resumes an interrupted one.
 
     Raises:
-        UserError: there is no token, it may not write there, or the hub cannot be reached.
+        UserError: there is no token, it gives no write access, or the hub cannot be reached.
     """
     if not is_hub_id(hub_id):
         raise UsageError(
@@ -69,7 +68,7 @@ def push_folder(folder: Path, files: Sequence[FileEntry], hub_id: str, private: 
         api.upload_folder(
             repo_id=hub_id,
             folder_path=folder,
-            # The hub's client takes these as patterns, in which a bracket or star has a meaning.
+            # The hub's client reads these as patterns, so brackets and stars are escaped.
             allow_patterns=[_escape(path) for path in sent],
             commit_message="Add the model",
         )
@@ -77,7 +76,11 @@ def push_folder(folder: Path, files: Sequence[FileEntry], hub_id: str, private: 
 
 
 def _require_own(folder: Path, files: Sequence[FileEntry]) -> None:
-    """Check that no file has become a link since the artifact was registered."""
+    """Check that no file has been replaced by a link since the artifact was registered.
+
+    Raises:
+        UserError: a file leads out of the folder, or cannot be read.
+    """
     try:
         for entry in pushed(files):
             require_own(folder / entry.path, folder)
@@ -111,25 +114,24 @@ def pushed(files: Sequence[FileEntry]) -> list[FileEntry]:
 
 
 def read_files(hub_id: str, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
-    """Return the files that the hub has, as far as it publishes their hashes.
-
-    For small files it publishes only the size: those of the expected size count as unchanged, and
-    so do those that were pushed without paths; the card may also be edited there.
+    """Return the files on the hub with their hashes, as far as it publishes them.
 
     Raises:
         UserError: the hub cannot be reached.
     """
     api, token = _connect()
     with _translated(hub_id, token):
-        told = api.model_info(hub_id, files_metadata=True).siblings or ()
+        siblings = api.model_info(hub_id, files_metadata=True).siblings or ()
     known = {entry.path: entry for entry in files}
     found = []
-    for one in told:
-        expected = known.get(one.rfilename)
-        is_same = expected and (expected.size_bytes == one.size or one.rfilename in _PLACES)
+    for file in siblings:
+        expected = known.get(file.rfilename)
+        # For small files the hub publishes only the size, so an equal size counts as unchanged.
+        # Files that were pushed without paths have another size, and the card may be edited there.
+        is_same = expected and (expected.size_bytes == file.size or file.rfilename in _PLACES)
         same = expected.sha256 if expected and is_same else ""
-        sha256 = one.lfs.sha256 if one.lfs else same
-        found.append(FileEntry(path=one.rfilename, size_bytes=one.size or 0, sha256=sha256))
+        sha256 = file.lfs.sha256 if file.lfs else same
+        found.append(FileEntry(path=file.rfilename, size_bytes=file.size or 0, sha256=sha256))
     return tuple(found)
 
 
@@ -155,17 +157,17 @@ def _translated(hub_id: str, token: str) -> Iterator[None]:
     try:
         yield
     except HfHubHTTPError as error:
-        # `from None`, here and below: the original error may quote the token.
+        # `from None`, here and below, since the original error may quote the token.
         raise _explain(hub_id, error, token) from None
     except (HTTPError, OSError) as error:
         raise UserError(
             f"the hub cannot be reached: {_first_line(error, token)}",
-            "Check this PC's network, then do it again: what is there is not sent twice.",
+            "Check this PC's network, then try again: files on the hub are not sent twice.",
         ) from None
     except ValueError as error:  # such as a card that the hub rejects
         raise UserError(
-            f"the hub does not take {hub_id}: {_first_line(error, token)}",
-            "Correct what it names, then do it again.",
+            f"the hub refuses {hub_id}: {_first_line(error, token)}",
+            "Correct the named problem, then try again.",
         ) from None
 
 
@@ -177,9 +179,9 @@ def _explain(hub_id: str, error: Any, token: str) -> UserError:
     if code == 403:
         return UserError(
             f"this PC's token may not write to {hub_id}",
-            f"Take a token with write access to {owner}, or push to a name of your own.",
+            f"Use a token with write access to {owner}, or push to a name of your own.",
         )
-    # The hub does not tell a missing model from a private one of somebody else.
+    # The hub answers 404 for a missing model and for another user's private one.
     if code == 404:
         return UserError(f"the hub has no {hub_id} that this token may see", "Check the name.")
     return UserError(f"the hub refused {hub_id}: {_first_line(error, token)}", "Try again later.")

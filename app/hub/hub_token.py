@@ -1,8 +1,9 @@
 """Find, store and delete the hub's token on this PC.
 
-It is stored in the keyring of the operating system where one runs, else where the hub's own tools
-store it (`hf auth login`), in a file that only this user can read. A token of those tools is used
-as well. It is never shown or logged and sent only to the hub; error messages are stripped of it.
+It is stored in the keyring of the operating system, or without one in the file of the hub's own
+tools (`hf auth login`), which only this user can read. A token that those tools stored is used as
+well. The token is never shown or logged, is sent only to the hub and the user's nodes, and is
+removed from error messages.
 https://huggingface.co/docs/huggingface_hub/package_reference/authentication
 """
 
@@ -18,7 +19,7 @@ from app.errors import UserError
 from app.hub.token_keyring import delete_token, store_token, stored_token
 
 TokenPlace = Literal["none", "kept", "keyring", "environment"]
-"""Where the token comes from; `kept`: the file of the hub's tools; `environment`: HF_TOKEN, which
+"""Source of the token; `kept`: the file of the hub's tools; `environment`: HF_TOKEN, which
 overrides a stored one."""
 
 PAGE = "https://huggingface.co/settings/tokens"
@@ -26,12 +27,12 @@ PAGE = "https://huggingface.co/settings/tokens"
 
 
 def find_token() -> TokenPlace:
-    """Return whether there is a token and where; does not contact the hub."""
+    """Return the source of this PC's token; does not contact the hub."""
     return _find()[0]
 
 
 def describe_place() -> str:
-    """Return where this PC's token lies, for a sentence; empty: there is none."""
+    """Return the location of this PC's token, as part of a sentence; empty: no token."""
     from huggingface_hub import constants
 
     place, _, keyring = _find()
@@ -45,18 +46,19 @@ def describe_place() -> str:
 
 def _describe_mode(path: Path) -> str:
     if os.name != "posix":
-        return "a file of yours alone"
+        return "a file that only you can read"
     mode = path.stat().st_mode & 0o777
     others = ", which other users of this PC can read" if mode & 0o077 else ""
     return f"mode {mode:04o}{others}"
 
 
 def _find() -> tuple[TokenPlace, str, str]:
-    """Return the place of the token, the token, and the name of the keyring that has it."""
+    """Return the source of the token, the token, and the name of its keyring."""
     from huggingface_hub.utils import get_token
 
     kept = _kept_token()
     token = get_token() or ""
+    # The hub's tools prefer HF_TOKEN to their file.
     if token and token != kept:
         return "environment", token, ""
     stored, keyring = stored_token()
@@ -66,7 +68,7 @@ def _find() -> tuple[TokenPlace, str, str]:
 
 
 def read_stored_token() -> str:
-    """Return the token of this PC; empty: there is none."""
+    """Return the token of this PC; empty: no token."""
     return _find()[1]
 
 
@@ -74,7 +76,7 @@ def read_token() -> str:
     """Return the token of this PC.
 
     Raises:
-        UserError: there is none.
+        UserError: this PC has no token.
     """
     token = read_stored_token()
     if not token:
@@ -99,7 +101,7 @@ def keep_token(token: str) -> str:
         raise UserError("That is no token of the hub", f"They begin with hf_; make one at {PAGE}")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would print advice about git
     try:
-        # Asked before login stores anything, so that a refused token leaves no trace.
+        # Validated before it is stored, so that a refused token leaves no trace.
         owner = str(whoami(token)["name"])
         if not store_token(token):
             _write_file(token)
@@ -116,7 +118,7 @@ def forget_token() -> None:
     """Delete the token that is stored on this PC; other tokens of the hub's tools stay.
 
     Raises:
-        UserError: it is not stored here but set in the environment.
+        UserError: no token is stored on this PC.
     """
     from huggingface_hub import constants, logout
     from huggingface_hub.utils import get_stored_tokens
@@ -125,14 +127,14 @@ def forget_token() -> None:
     if delete_token():
         return
     if not token:
-        raise UserError("No token is kept on this PC", "One in HF_TOKEN goes with the environment.")
-    # The active token is a copy: the hub's tools also keep it by name, in a second file.
+        raise UserError("No token is kept on this PC", "Unset HF_TOKEN to remove one set there.")
+    # The active token is a copy: the hub's tools also store it by name in a second file.
     Path(constants.HF_TOKEN_PATH).unlink(missing_ok=True)
     for name in [name for name, stored in get_stored_tokens().items() if stored == token]:
         try:
             logout(name)
         except OSError:
-            continue  # raised because HF_TOKEN is also set, after this one was deleted
+            continue  # raised after the deletion, because HF_TOKEN is also set
 
 
 def _write_file(token: str) -> None:
@@ -144,7 +146,7 @@ def _write_file(token: str) -> None:
 
 
 def _kept_token() -> str:
-    """Return the token of the hub's own tools; empty: there is none."""
+    """Return the token in the file of the hub's own tools; empty: no token."""
     from huggingface_hub import constants
 
     return read_file(Path(constants.HF_TOKEN_PATH))

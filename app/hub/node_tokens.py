@@ -1,7 +1,7 @@
 """Copy this PC's hub token to the nodes, which download models and data themselves.
 
-A node that has its own token keeps it. This PC as a node shares the file with the window, so it is
-skipped: its token need not be copied and must not be deleted.
+A node that has its own token keeps it. If this PC is a node, it is skipped: it shares the token
+with the window, so the token need not be copied and must not be deleted.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ class NodeToken:
     node: str
     place: NodeTokenPlace | Literal["unknown"]
     problem: str = ""
-    """Why the state is not known; empty: it is known."""
+    """Reason why the state is not known; empty: it is known."""
 
 
 def choose_others(nodes: Sequence[NodeSnapshot], names: Sequence[str]) -> list[str]:
-    """Return the named nodes (none named: all) without this PC."""
+    """Return the named nodes, by default all, without this PC."""
     here = {node.name for node in nodes if node.transport == "local"}
     return [name for name in names or [node.name for node in nodes] if name not in here]
 
 
 async def find_tokens(agents: Mapping[str, TokenAgent], token: str) -> tuple[NodeToken, ...]:
-    """Return which nodes have this PC's token."""
-    # A digest is enough to compare, so that a question does not spread the token.
+    """Return the state of this PC's token on each node."""
+    # A digest is enough to compare, so the query does not spread the token.
     return await _ask(agents, TokenWish(deed="find", digest=digest_of(token)))
 
 
 async def give_token(agents: Mapping[str, TokenAgent], token: str) -> tuple[NodeToken, ...]:
-    """Store the token on nodes that have none."""
+    """Store the token on nodes without a token."""
     return await _ask(agents, TokenWish(deed="keep", token=token))
 
 
 async def take_token(agents: Mapping[str, TokenAgent], token: str) -> tuple[NodeToken, ...]:
-    """Delete the token from nodes; tokens of their own stay."""
+    """Delete the token from nodes; other tokens stay."""
     return await _ask(agents, TokenWish(deed="forget", digest=digest_of(token)))
 
 
 def describe_tokens(found: tuple[NodeToken, ...]) -> str:
-    """Describe in a sentence which nodes have the token.
+    """Describe the state of the token on the nodes in sentences.
 
     >>> describe_tokens((NodeToken(node="a", place="same"), NodeToken(node="b", place="other")))
     'On a. b has its own.'
     """
 
     def names(place: str) -> list[str]:
-        return [one.node for one in found if one.place == place]
+        return [token.node for token in found if token.place == place]
 
     parts = []
     if names("same"):

@@ -1,9 +1,9 @@
-"""The hub's token in the keyring of the operating system, where one runs.
+"""The hub's token in the keyring of the operating system, if one runs.
 
 GNOME Keyring and KWallet (by the Secret Service), the Keychain of macOS and the Credential Manager
-of Windows encrypt it with the user's login. Other backends of the `keyring` package are refused:
-some keep plain text, some keep nothing. A keyring may ask the user to unlock it, or its bus may
-hang, so each call has a limit of time, after which this PC counts as without one.
+of Windows encrypt it with the user's login. Other backends of the `keyring` package are refused,
+since some store plain text and some store nothing. A keyring may wait for the user to unlock it, or
+its bus may hang, so each call has a time limit, after which the keyring counts as absent.
 https://keyring.readthedocs.io
 """
 
@@ -22,9 +22,9 @@ from app.paths import default_home, open_private, private_folder
 
 SERVICE, ACCOUNT = "rackless", "huggingface.co"
 READ_S = 3.0
-"""Longest wait for an answer that needs nobody, in seconds."""
+"""Maximum wait for an answer without the user, in seconds."""
 UNLOCK_S = 60.0
-"""Longest wait for the user to unlock the keyring, in seconds."""
+"""Maximum wait for the user to unlock the keyring, in seconds."""
 _BACKENDS = {
     "keyring.backends.SecretService": "GNOME Keyring or another Secret Service",
     "keyring.backends.libsecret": "GNOME Keyring or another Secret Service",
@@ -43,7 +43,7 @@ class TokenKeyring:
         self.name = name
 
     def read(self) -> str:
-        """Return the token; empty: there is none, or the keyring stays locked."""
+        """Return the token; empty: no token, or the keyring stays locked."""
         return _within(READ_S, lambda: self._backend.get_password(SERVICE, ACCOUNT)) or ""
 
     def write(self, token: str) -> bool:
@@ -59,7 +59,7 @@ class TokenKeyring:
         """Delete the token.
 
         Raises:
-            UserError: it is still there.
+            UserError: the keyring still has it.
         """
         _within(UNLOCK_S, lambda: self._backend.delete_password(SERVICE, ACCOUNT))
         if self.read():
@@ -70,12 +70,13 @@ class TokenKeyring:
 
 
 def _mark(home: Path) -> Path:
-    """Return the file that says that the keyring has a token: asking the keyring takes a while."""
+    """Return the marker file that exists if the keyring has a token."""
+    # It saves asking the keyring, which is slow, if no token was stored.
     return home / "token-in-keyring"
 
 
 def store_token(token: str) -> bool:
-    """Store a token in the keyring; return False where none runs that takes it."""
+    """Store a token in the keyring; return False if no keyring accepts it."""
     keyring = find_keyring()
     if keyring is None or not keyring.write(token):
         return False
@@ -84,7 +85,7 @@ def store_token(token: str) -> bool:
 
 
 def stored_token(home: Path | None = None) -> tuple[str, str]:
-    """Return the token in the keyring and the keyring's name; both empty: it has none of ours."""
+    """Return the token in the keyring and the keyring's name; both empty: no token."""
     if not _mark(home or default_home()).exists():
         return "", ""
     keyring = find_keyring()
@@ -96,7 +97,7 @@ def delete_token() -> bool:
     """Delete the token from the keyring; return whether there was one.
 
     Raises:
-        UserError: it is still there, or the keyring is locked.
+        UserError: the keyring still has it, or is locked.
     """
     if not _mark(default_home()).exists():
         return False
@@ -112,10 +113,8 @@ def delete_token() -> bool:
 
 
 def environ_with_token(home: Path) -> dict[str, str]:
-    """Return the environment for programs on this PC that download from the hub themselves.
-
-    They look for a token in a file or in HF_TOKEN, never in a keyring.
-    """
+    """Return the environment for programs on this PC that download from the hub themselves."""
+    # Such programs read a token from a file or HF_TOKEN, never from a keyring.
     environ: Mapping[str, str] = os.environ
     if environ.get("HF_TOKEN"):
         return dict(environ)
@@ -124,32 +123,32 @@ def environ_with_token(home: Path) -> dict[str, str]:
 
 
 def find_keyring() -> TokenKeyring | None:
-    """Return the keyring of the operating system; None: none runs, or it does not answer."""
+    """Return the keyring of the operating system, or None if it is absent or does not answer."""
     return _within(READ_S, _find)
 
 
 def _find() -> TokenKeyring | None:
-    # On use: it looks up all backends, which takes a while.
+    # Imported on use, since the package searches all backends, which is slow.
     keyring: Any = importlib.import_module("keyring")
     backend: Any = keyring.get_keyring()
-    # The usual one is a chain of all that work, the best first.
-    for one in getattr(backend, "backends", None) or (backend,):
-        name = _BACKENDS.get(type(one).__module__)
+    # The default backend is a chain of all usable ones, the best first.
+    for candidate in getattr(backend, "backends", None) or (backend,):
+        name = _BACKENDS.get(type(candidate).__module__)
         if name is not None:
-            return TokenKeyring(one, name)
+            return TokenKeyring(candidate, name)
     return None
 
 
 def _within(limit_s: float, call: Callable[[], T]) -> T | None:
-    """Return what a call returns; None: it failed, or did not return in time."""
+    """Return the result of a call, or None if it fails or does not return in time."""
     results: list[T] = []
 
     def run() -> None:
-        # Backends raise errors of many kinds: of D-Bus, of C libraries, of a missing package.
+        # Backends raise many kinds of errors: from D-Bus, C libraries or a missing package.
         with contextlib.suppress(Exception):
             results.append(call())
 
-    # A daemon, since a call that hangs cannot be ended and must not keep the program.
+    # A daemon thread, since a hanging call cannot be ended and must not keep the program alive.
     thread = threading.Thread(target=run, daemon=True, name="keyring")
     thread.start()
     thread.join(limit_s)

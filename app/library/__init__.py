@@ -1,1 +1,1 @@
-"""What a run trains on: models and data, found on the master, the hub or the nodes."""
+"""Models and data that runs use, found on the master, the hub or the nodes."""

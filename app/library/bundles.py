@@ -1,7 +1,7 @@
 """Bundle files of the master that nodes need, named by their content.
 
-A bundle's folder on a node is `<kind>/<safe name>-<16 hex digits of the manifest's hash>`: the same
-content has the same name everywhere, so it is sent once, and a changed file is another bundle.
+A bundle's folder on a node is `<kind>/<safe name>-<16 hex digits of the manifest's hash>`. Equal
+content has the same name everywhere and is sent once; a changed file makes another bundle.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ class Source:
     """Source of a run's model or data."""
 
     value: str
-    """Hub id, or path on the node, that a node gets if there is no bundle."""
+    """Hub id or path on the node, which the trainer gets if there is no bundle."""
     destination: str | None = None
-    """Folder below the agent's home; None: nothing to send."""
+    """Folder of the bundle below the agent's home; None: nothing to send."""
     root: str | None = None
     """Folder on the master that holds the files."""
     files: tuple[FileEntry, ...] = ()
     member: str | None = None
     """File of the bundle that is used; None: the whole folder."""
     cleaned: tuple[str, ...] = ()
-    """Files that are sent without what names code to run; `files` describes them as sent."""
+    """Names of files that are sent without their references to code; `files` describes the sent
+    content."""
     written: tuple[tuple[str, str], ...] = ()
-    """Name and ASCII text of files that are sent and are not in `root`."""
+    """Names and ASCII texts of files that are sent but are not in `root`."""
 
     def path_on_node(self, folder: str) -> str:
         """Return the path for the trainer if the bundle is in `folder` on the node."""
         return folder if self.member is None else f"{folder}/{self.member}"
 
     def read_cleaned(self) -> dict[str, bytes]:
-        """Return what is sent in place of the cleaned files, and of those that are not there.
+        """Return the content of the cleaned and the written files by name.
 
         Raises:
-            OSError: one cannot be read.
+            OSError: a file cannot be read.
         """
         found = {name: text.encode("ascii") for name, text in self.written}
         for name in self.cleaned:
@@ -65,19 +66,21 @@ def make_bundle(
     hashes: HashStore,
     member: str | None = None,
 ) -> Source:
-    """Hash `files` (below `root`) and name the bundle. Reads only files that have changed.
+    """Hash `files` (below `root`) and name the bundle; only changed files are read.
 
     Raises:
         UserError: a file cannot be read, is not an ordinary one, or is a link out of `root`.
     """
     entries, cleaned = [], []
-    # Sorted: the order of a folder differs between file systems and would change the name.
+    # Sorted, since the order of a folder differs between file systems and would change the name.
     for path in sorted(files):
         _refuse_odd_name(path)
         try:
             require_own(path, root)
             size_bytes, sha256 = path.stat().st_size, hashes.sha256(path)
-            clean = _clean(path, size_bytes) if kind == "models" else None
+            # Only configs of models can name code, which the trainer must never run.
+            is_checked = kind == "models" and may_name_code(path.name, size_bytes)
+            clean = without_code(path.read_bytes()) if is_checked else None
         except ForeignFile as error:
             raise refused(error) from error
         except OSError as error:
@@ -101,23 +104,19 @@ def make_bundle(
     )
 
 
-def _clean(path: Path, size_bytes: int) -> bytes | None:
-    """Return a file's content without what names code to run; None: it names none."""
-    return without_code(path.read_bytes()) if may_name_code(path.name, size_bytes) else None
-
-
 def refused(error: ForeignFile) -> UserError:
-    """Return why a file is not read, in words for a person."""
+    """Return the user's error for a file that is not read."""
     return UserError(error.message, f"{error.hint}.")
 
 
 def _refuse_odd_name(path: Path) -> None:
+    # Linux allows any bytes in a name, but the wire and the manifest are UTF-8.
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError as error:
         shown = str(path).encode("utf-8", "backslashreplace").decode()
         raise UserError(
-            f"the name of {shown} is not UTF-8, so it cannot be sent to a node", "Rename it."
+            f"the name of {shown} is not UTF-8, so it cannot be sent to a node", "Rename the file."
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""Check a calibration file: whether it is data, and whether it is long enough.
+"""Check that a calibration file is data and long enough.
 
-It is counted in words before any node starts working: only the model's tokenizer on the nodes knows
-the exact number of tokens, and the node checks it again.
+Its words are counted here before any node starts working. The node counts its tokens later, since
+only the nodes have the model's tokenizer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from app.library.bundles import Source
 from app.storage.hashes import HashStore
 
 MIN_WORDS = 64
-"""Minimum number of words. Nodes require as many tokens, and a word has at least one."""
+"""Minimum number of words: nodes require this number of tokens, and a word has at least one."""
 # Maximum number of bytes that are read to count words.
 _READ_BYTES = 1 << 20
-# First letter of Thai; it and the East Asian scripts after it do not separate words by spaces.
+# First letter of Thai; like the East Asian scripts after it, Thai has no spaces between words.
 _FIRST_WITHOUT_SPACES = "\u0e01"
 
 
@@ -59,7 +59,7 @@ def _count_words(path: Path) -> int:
         return 0
     try:
         with open_regular(path) as file:
-            # The cut may fall inside a character, so errors are replaced.
+            # The limit may fall inside a character, so decoding errors are replaced.
             text = file.read(_READ_BYTES).decode("utf-8", "replace")
     except OSError as error:
         raise UserError(
@@ -69,13 +69,13 @@ def _count_words(path: Path) -> int:
     if words < MIN_WORDS:
         raise UserError(
             f"{path.name} has {words} words; at least {MIN_WORDS} are needed to calibrate with",
-            "Name a data file with more text, or leave it to the run's own data.",
+            "Name a data file with more text, or calibrate with the run's own data.",
         )
     return words
 
 
 def _count_in(word: str) -> int:
-    """Return the words in a text without spaces; in Chinese, Thai etc. each letter counts.
+    """Return the number of words in a text without spaces; in Chinese, Thai etc. of letters.
 
     >>> _count_in("poem."), _count_in("--"), _count_in("\\u6625\\u7720\\u4e0d")
     (1, 0, 3)

@@ -1,4 +1,4 @@
-"""Read cluster files, which describe PCs that are not available, or not bought yet, to plan for.
+"""Read cluster files, which describe PCs to plan for that are not nodes, or not bought yet.
 
     nodes:
       - {name: alpha, gpus: [RTX 5070 Ti], ram_gib: 32, system: linux, disk_gb_per_s: 3.5}
@@ -36,7 +36,7 @@ from app.runfile.run_file import MAX_FILE_BYTES, load_yaml
 
 _SYSTEMS: tuple[System, ...] = ("linux", "windows", "wsl")
 _MAX_GPUS = 16
-# Bounds of each number; they catch a wrong unit, such as MiB for GiB.
+# Bounds of each number, which catch a wrong unit such as MiB for GiB.
 _LIMITS = {
     "ram_gib": (1.0, 65536.0),
     "disk_gb_per_s": (0.01, 1000.0),
@@ -52,10 +52,10 @@ def read_cluster_file(path: Path) -> Cluster:
     """Read a cluster file.
 
     Raises:
-        UsageError: the file is missing, is not YAML, or says something that is not allowed.
+        UsageError: the file is missing, is not YAML, or holds a value that is not allowed.
     """
     try:
-        with path.open("rb") as file:  # a device would have no end
+        with path.open("rb") as file:  # bounded, since a device has no end
             raw = file.read(MAX_FILE_BYTES + 1)
         if len(raw) > MAX_FILE_BYTES:
             raise UsageError(f"{path} is too large: it has at most {MAX_FILE_BYTES} bytes")
@@ -71,14 +71,14 @@ def read_cluster_file(path: Path) -> Cluster:
 
 
 def parse_cluster(text: str, source: str = "cluster file") -> Cluster:
-    """Read the text of a cluster file; `source` is what errors call it.
+    """Read the text of a cluster file; `source` is its name in errors.
 
     Raises:
-        UsageError: with every problem found, each with its line.
+        UsageError: the text has problems; it lists all of them with their lines.
     """
     data, lines, problems = load_yaml(text, needed="the key nodes")
-    reader = _Reader(lines, problems)
-    # Values of a file that is not YAML would only add misleading problems.
+    reader = _ClusterReader(lines, problems)
+    # Values of a file that is not valid YAML would only add misleading problems.
     cluster = reader.read(data) if not problems else Cluster(nodes=())
     if problems:
         problems.sort(key=lambda problem: problem.line or 0)
@@ -90,7 +90,7 @@ def parse_cluster(text: str, source: str = "cluster file") -> Cluster:
     return cluster
 
 
-class _Reader:
+class _ClusterReader:
     """Builder of a cluster from YAML values that collects problems."""
 
     def __init__(self, lines: dict[KeyPath, int], problems: list[Problem]) -> None:
@@ -116,7 +116,7 @@ class _Reader:
         name = known.get("name")
         if not isinstance(name, str) or not name or " " in name:
             self._report((*path, "name"), f"{dotted(path)}.name must be a name without spaces")
-            # A stand-in, so that the problems after this one are found as well.
+            # A placeholder, so that the problems after this one are reported, too.
             name = ""
         system = known.get("system", "linux")
         if system not in _SYSTEMS:
@@ -162,17 +162,17 @@ class _Reader:
             guess = f"did you mean {near[0]}? Else " if near else ""
             self._report(
                 path,
-                f"the card {name} is not known; {guess}give its memory, too: "
+                f"the card {name} is not known; {guess}add its memory: "
                 f"{{card: {name}, memory_gib: 12}}",
             )
             return []
-        one = PlannedGpu(
+        card = PlannedGpu(
             name=name,
             memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
             power_limit_w=self._number((*path, "power_limit_w"), known.get("power_limit_w")),
         )
         count = self._number((*path, "count"), known.get("count", 1))
-        return [one] * int(count or 1)
+        return [card] * int(count or 1)
 
     def _links(self, data: Any, names: list[str]) -> tuple[dict[Pair, LinkSpeed], LinkSpeed]:
         entries = {} if data is None else self._mapping(("links",), data, None)
@@ -227,6 +227,7 @@ class _Reader:
         return None
 
     def _report(self, path: KeyPath, text: str) -> None:
+        # A missing key has no line of its own: take that of the innermost key around it.
         line = next(
             (self._lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self._lines),
             None,

@@ -1,14 +1,13 @@
-"""Find a model's config.json without its weights: on this PC, in our own table, or on the hub.
+"""Find a model's config.json without its weights: on this PC, in a shipped table, or on the hub.
 
 A plan needs a few hundred bytes of a model, so nothing else is fetched. The configs of popular
-models ship with Rackless (resources/models/known.json): several are gated on the hub, and a plan
-should not wait for an approval.
+models ship with Rackless (resources/models/known.json), since several are gated on the hub and a
+plan should not wait for an approval.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.resources
 import json
 import os
 import re
@@ -33,10 +32,10 @@ Fetch = Callable[[str, Mapping[str, str]], bytes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FoundConfig:
+class LocatedConfig:
     config: Mapping[str, Any]
     source: str
-    """Where it was found, in words; empty: in the model's folder."""
+    """Source in words; empty: the model's folder."""
 
 
 class ConfigLibrary:
@@ -57,25 +56,25 @@ class ConfigLibrary:
         self._known: dict[str, dict[str, Any]] | None = None
         self._failed: dict[str, tuple[float, UserError]] = {}
 
-    def find_here(self, model: str) -> FoundConfig | None:
-        """Return the config from this PC; None: there is none.
+    def find_here(self, model: str) -> LocatedConfig | None:
+        """Return the config from this PC, or None if it is not here.
 
         Raises:
-            UserError: it cannot be used.
+            UserError: the config cannot be used.
         """
         try:
             config = find_config(model, self._environ)
         except ValueError as error:
             raise UserError(f"the model {model} cannot be planned: {error}") from error
         if config is not None:
-            return FoundConfig(config=config, source="")
+            return LocatedConfig(config=config, source="")
         with contextlib.suppress(OSError, ValueError):
             kept = self._kept(model).read_bytes()
-            return FoundConfig(config=parse_config(kept, model), source="fetched before")
+            return LocatedConfig(config=parse_config(kept, model), source="fetched before")
         known = self._read_known().get(model.lower())
-        return FoundConfig(config=known, source="from Rackless's own table") if known else None
+        return LocatedConfig(config=known, source="from Rackless's own table") if known else None
 
-    def fetch(self, model: str) -> FoundConfig:
+    def fetch(self, model: str) -> LocatedConfig:
         """Return the config of a hub id. Takes seconds: do not call it on the event loop.
 
         Raises:
@@ -86,7 +85,7 @@ class ConfigLibrary:
                 f"there is no model folder {model} here, and it is not a hub id",
                 "Give the folder's path (relative to the run file), or a hub id such as org/name.",
             )
-        # Else every plan meanwhile would wait for the hub again, up to FETCH_S.
+        # A failure is cached, else every plan would wait for the hub, up to FETCH_S.
         failed = self._failed.get(model)
         if failed is not None and time.monotonic() - failed[0] < _FORGET_S:
             raise failed[1]
@@ -95,13 +94,13 @@ class ConfigLibrary:
         except UserError as error:
             self._failed[model] = (time.monotonic(), error)
             raise
-        with contextlib.suppress(OSError):  # without the cache it is fetched again next time
+        with contextlib.suppress(OSError):  # without the cache the next plan fetches it, too
             private_folder(self._folder)
             self._kept(model).write_bytes(data)
-        return FoundConfig(config=parse_config(data, model), source="from the hub")
+        return LocatedConfig(config=parse_config(data, model), source="from the hub")
 
     def _ask_hub(self, model: str) -> bytes:
-        from urllib.error import HTTPError
+        from urllib.error import HTTPError  # on use: most commands never fetch
 
         hint = "Give the path of a folder with its config.json, or try again with a network."
         if self._environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no"):
@@ -111,11 +110,10 @@ class ConfigLibrary:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             data = self._fetch(f"{endpoint}/{model}/resolve/main/config.json", headers)
-            # Validated before it is stored, so that nothing unusable stays in the cache.
+            # Validated before it is stored, so that the cache never holds an unusable config.
             parse_config(data, model)
         except HTTPError as error:
-            # The error holds the open response.
-            error.close()
+            error.close()  # the error holds the open response
             raise UserError(
                 f"the hub gives no config of {model}: {_reason(error.code)}",
                 hint,
@@ -138,7 +136,9 @@ class ConfigLibrary:
 
 
 def read_known() -> list[dict[str, Any]]:
-    """Return the models that ship: `names`, `parameters` as published, and `config`."""
+    """Return the shipped models: `names`, `parameters` as published, and `config`."""
+    import importlib.resources  # on use: lists of runs need no model
+
     file = importlib.resources.files("resources").joinpath("models", "known.json")
     known: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
     return known
@@ -157,14 +157,14 @@ def fetch_file(address: str, headers: Mapping[str, str]) -> bytes:
     """Return a small file of the hub.
 
     Raises:
-        OSError: the network failed, or the hub refused.
-        ValueError: it is far too large for a config.
+        OSError: the network failed, or the hub refused the request.
+        ValueError: the file is too large for a config.
     """
     from urllib.request import Request, urlopen
 
     request = Request(address, headers=dict(headers))
     with urlopen(request, timeout=FETCH_S) as answer:
-        # One byte more than allowed tells a file that is too large from one that just fits.
+        # One more byte than allowed, to detect a file that is too large.
         data: bytes = answer.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")
@@ -175,7 +175,7 @@ def _reason(code: int) -> str:
     if code in (401, 403):
         return (
             "it is behind a licence or private, and the token of this PC (see the window's "
-            "settings) does not open it, or there is no such model"
+            "settings) gives no access, or there is no such model"
         )
     return "there is no such model" if code == 404 else f"it answers {code}"
 

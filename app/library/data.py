@@ -1,10 +1,9 @@
 """Find data and validate its form before any node is involved.
 
-The form (encoding, JSON, columns) is checked, line by line, on this PC. As on the nodes, a few
-broken rows are skipped and counted; data that is mostly broken is refused at once, with its first
-broken line. So is data that would be trained wrongly, by `data_judge`. Files are recognized and
-split into rows as `agents.trainer.data.files` does, so that nothing is refused here that can be
-trained.
+The form (encoding, JSON, columns) is checked line by line on this PC. As on the nodes, a few broken
+rows are skipped and counted. Data that is mostly broken is refused with its first broken line, and
+data that would be trained wrongly is refused by `data_judge`. Files are recognized and split into
+rows exactly as by `agents.trainer.data.files`, so that nothing trainable is refused here.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from app.storage.hashes import HashStore
 from app.text import shorten
 
 QUICK_BYTES = 1 << 20
-"""Most bytes of data that are read in full where an answer must come at once."""
+"""Maximum size of data that is read in full by checks that must be instant, in bytes."""
 MOST_BROKEN = 10
 MOST_BROKEN_SHARE = 0.05
 """Data with more broken rows than both bounds is refused, as in `agents.trainer.data.tally`."""
 _NO_START = "Correct the file; nothing was started."
 _ONE_VALUE = "Name the file .json if its rows are one list, or take several lines each."
-# Of larger `.json` files only the beginning is parsed here: they would take gigabytes of memory.
+# Only the beginning of larger `.json` files is parsed here; all of it would take gigabytes of RAM.
 _LARGE_JSON_BYTES = 32 << 20
 _JUDGED_JSON_CHARS = 4 << 20
 # Maximum length of the first line of a `.json` file with a row per line, in characters.
@@ -57,7 +56,7 @@ _BLANK = re.compile(r"\s*")
 _GAP = re.compile(r"[ \t\r\n,]*")
 _NO_OBJECT = "a row is not an object such as {...}"
 _NOT_UTF_8 = "Save the file as UTF-8; nothing was started."
-# Bytes that are not UTF-8, as `surrogateescape` reads them.
+# Bytes that are not UTF-8, as `surrogateescape` decodes them.
 _FOREIGN_BYTE = re.compile("[\udc80-\udcff]")
 
 
@@ -85,7 +84,7 @@ def explain_missing_data(name: str) -> str:
 
 
 def require_data(name: str, key: str, data: DataSpec | None = None) -> None:
-    """Refuse data that no run can read, in milliseconds: large files are not read to their end.
+    """Refuse data that no run can read, in milliseconds: large files are not read in full.
 
     Raises:
         UserError: there is no such file, its kind is not supported, it is empty or broken, or it
@@ -100,7 +99,7 @@ def require_data(name: str, key: str, data: DataSpec | None = None) -> None:
     if files and sum(sizes.values()) <= QUICK_BYTES:
         check_form(*files, data=data, name=Path(name))
         return
-    # Of several files an empty one is no problem, as long as another one has rows.
+    # An empty file is no problem if another file has rows.
     check_kinds(*(path for path in files if sizes[path]))
 
 
@@ -110,11 +109,10 @@ def find_data(name: str, key: str, hashes: HashStore, data: DataSpec | None = No
     Nodes download a data set of the hub (`org/name`) themselves.
 
     Args:
-        name: path as the run file gives it, or a hub id.
+        name: path as in the run file, or a hub id.
         key: key of the run file, `data.train` or `data.eval`, for messages.
-        hashes: remembered hashes of files.
-        data: format and ignored columns of a run that is to learn it; None: any data that can be
-            read will do.
+        hashes: cached hashes of files.
+        data: format and ignored columns of the run; None: accept any readable data.
 
     Raises:
         UserError: there is no such file, its kind is not supported, it is broken, or it would be
@@ -132,15 +130,18 @@ def find_data(name: str, key: str, hashes: HashStore, data: DataSpec | None = No
 
 
 def _list_files(name: str, key: str) -> tuple[Path, ...]:
-    """Return the files of data on this PC; none: it is a data set of the hub.
+    """Return the files of data on this PC; empty: it is a data set of the hub.
 
     Raises:
-        UserError: it is neither, or it is private.
+        UserError: it is neither on this PC nor on the hub, or it is private.
     """
     if private := explain_private(name):
         raise UserError(f"{shorten(name)} ({key}) {private}, so it is not sent", HINT)
     if explain_missing_data(name):
-        raise _no_such_file(name, key)
+        raise UserError(
+            f"the data file {shorten(name)} ({key}) does not exist",
+            "Give its path relative to the run file, or its absolute path.",
+        )
     path = Path(name).expanduser().absolute()
     if path.is_dir():
         return _list_folder(path)
@@ -148,25 +149,18 @@ def _list_files(name: str, key: str) -> tuple[Path, ...]:
 
 
 def _follow(path: Path) -> Path:
-    """Return the file that a name stands for: a link that the user named may lead anywhere."""
+    """Return the target of a link that the user named, which may lead anywhere, else the path."""
     try:
         require_own(path, path.parent)
         return path
     except ForeignFile:
         target = path.resolve()
-    # The nodes decide by its own name what kind of file it is.
+    # Nodes recognize the kind of a file by the name of the target, which is sent.
     if target.suffix.lower() == path.suffix.lower():
         return target
     raise UserError(
         f"{path} is a link to {target}, whose name ends otherwise",
         f"Let both end in '{path.suffix}', or name the file itself.",
-    )
-
-
-def _no_such_file(name: str, key: str) -> UserError:
-    return UserError(
-        f"the data file {shorten(name)} ({key}) does not exist",
-        "Give its path relative to the run file, or the whole path.",
     )
 
 
@@ -177,7 +171,7 @@ def _list_folder(folder: Path) -> tuple[Path, ...]:
         raise refused(error) from error
     except OSError as error:
         text = f"{folder} cannot be read: {error.strerror}: {error.filename}"
-        raise UserError(text, "Name a folder that holds the data alone.") from error
+        raise UserError(text, "Name a folder that holds only the data.") from error
     if found.packed is not None:
         raise UserError(
             f"{found.packed} is compressed and would be left out",
@@ -191,10 +185,10 @@ def _list_folder(folder: Path) -> tuple[Path, ...]:
 
 
 def check_kinds(*paths: Path) -> None:
-    """Refuse files that are no data, by their names and first bytes.
+    """Refuse files that are not data, by their names and first bytes.
 
     Raises:
-        UserError: naming the file and the reason.
+        UserError: a file is not data; it names the file and the reason.
     """
     for path in paths:
         with _explained(path):
@@ -204,7 +198,7 @@ def check_kinds(*paths: Path) -> None:
 
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Raise what reading a file raises in words for a person."""
+    """Turn the errors of reading a file into errors for the user."""
     try:
         yield
     except UnreadableData as error:
@@ -216,15 +210,15 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def check_form(*paths: Path, data: DataSpec | None = None, name: Path | None = None) -> None:
-    """Read data files once and refuse what the trainer could not read, or would train wrongly.
+    """Read data files once and refuse data that cannot be read, or would be trained wrongly.
 
     Args:
         paths: the files.
-        data: format and ignored columns of the run; None: what rows mean does not matter.
-        name: of all files together.
+        data: format and ignored columns of the run; None: accept rows of any meaning.
+        name: name of all files together, for messages.
 
     Raises:
-        UserError: naming the file, the line and the reason.
+        UserError: the data is refused; it names the file, the line and the reason.
     """
     judge = RowJudge(data or DataSpec(train="-"))
     count = _RowCount(judge)
@@ -241,7 +235,7 @@ def check_form(*paths: Path, data: DataSpec | None = None, name: Path | None = N
     if data is not None:
         judge.refuse(str(name or paths[0]))
     if not count.num_whole:
-        is_or_are = "is" if len(paths) == 1 else "and all other data files beside it are"
+        is_or_are = "is" if len(paths) == 1 else "and all other data files in its folder are"
         raise UserError(
             f"{paths[0]} {is_or_are} empty", "Give a file with at least one row to learn from."
         )
@@ -265,7 +259,7 @@ def _count_rows(path: Path, kind: str, count: _RowCount) -> None:
 
 
 def _open(path: Path, newline: str) -> TextIO:
-    # On the nodes bytes that are not UTF-8 invalidate their row, not the file.
+    # As on the nodes, bytes that are not UTF-8 invalidate their row, not the file.
     return TextIOWrapper(
         open_regular(path), encoding="utf-8-sig", errors="surrogateescape", newline=newline
     )
@@ -281,10 +275,10 @@ def _check_parquet(path: Path) -> None:
 
 
 class _RowCount:
-    """Counter of rows over all files that keeps the first broken one.
+    """Counter of rows over all files that keeps the first broken row.
 
     Args:
-        meant: gets every row, to judge what it means.
+        meant: judge of the rows' meaning, which gets every row.
     """
 
     def __init__(self, meant: RowJudge) -> None:
@@ -295,7 +289,7 @@ class _RowCount:
         self._first: UserError | None = None
 
     def add_read(self, path: Path, number: int, text: str, row: Any) -> None:
-        """Count a row that was read from `text`: broken if that is not UTF-8, as on the nodes."""
+        """Count a row that was parsed from `text`; it is broken if `text` is not UTF-8."""
         if odd := _FOREIGN_BYTE.search(text):
             reason = f"byte 0x{ord(odd[0]) - 0xDC00:02x} is not UTF-8"
             self.add_broken(path, number, reason, _NOT_UTF_8)
@@ -316,11 +310,11 @@ class _RowCount:
         """Check that not too many rows are broken.
 
         Raises:
-            UserError: too many are; it names the first.
+            UserError: too many rows are broken; it names the first.
         """
         num_rows = self.num_whole + self._num_broken + self.num_blank
         too_many = max(MOST_BROKEN, MOST_BROKEN_SHARE * num_rows)
-        # With no whole row at all, the first broken one says more than that the file is empty.
+        # Without any whole row, the first broken row explains more than "the file is empty".
         if self._first and (self._num_broken > too_many or not self.num_whole):
             raise self._first
 
@@ -346,7 +340,7 @@ def _check_json_lines(path: Path, lines: Iterable[str | None], count: _RowCount)
         try:
             row = json.loads(line.rstrip("\r\n"))
         except (ValueError, RecursionError) as error:
-            # What begins with an opening bracket alone is one value over many lines.
+            # A lone opening bracket begins one value that spans many lines.
             hint = _ONE_VALUE if line.strip() in ("[", "{") else _NO_START
             count.add_broken(path, number, f"not valid JSON: {explain_bad_json(error)}", hint)
             continue
@@ -372,7 +366,7 @@ def _has_row_per_line(path: Path) -> bool:
 
 
 def _check_json(path: Path, text: str, count: _RowCount) -> None:
-    """Check a list of objects, or objects one after the other."""
+    """Check a list of objects, or consecutive objects."""
     decoder = json.JSONDecoder()
     start = _end_of(_BLANK, text, 0)
     if start == len(text):
@@ -383,7 +377,7 @@ def _check_json(path: Path, text: str, count: _RowCount) -> None:
     line, counted = 1, 0
     place = _end_of(_GAP, text, start + is_list)
     while place < len(text) and not (is_list and text[place] == "]"):
-        # Counted on from the last place: from the start each time would take quadratic time.
+        # Count from the last position only: from the start each time would take quadratic time.
         line, counted = line + text.count("\n", counted, place), place
         began = place
         try:
@@ -405,7 +399,7 @@ def _check_json(path: Path, text: str, count: _RowCount) -> None:
 
 
 def _judge_json(text: str, count: _RowCount) -> None:
-    """Judge the first objects of a list of which `text` is the beginning."""
+    """Judge the first objects of a list whose beginning is `text`."""
     decoder = json.JSONDecoder()
     place = _end_of(_BLANK, text, 0)
     place += text[place : place + 1] == "["
@@ -421,10 +415,10 @@ def _end_of(pattern: re.Pattern[str], text: str, place: int) -> int:
 
 
 def _check_table(path: Path, lines: Iterator[str | None], count: _RowCount) -> None:
-    # A limit of the whole process; its default of 128 KiB is too short for chats.
+    # The limit is global to the process; its default of 128 KiB is too short for chats.
     csv.field_size_limit(MAX_LINE_CHARS)
     bounded = TableLines(path, lines)
-    # Strict: otherwise a stray quote is accepted and swallows the rows after it.
+    # Strict, since otherwise a stray quote swallows the rows after it.
     reader = csv.reader(iter(bounded), delimiter=find_delimiter(path), strict=True)
     names: list[str] = []
     try:
@@ -437,7 +431,7 @@ def _check_table(path: Path, lines: Iterator[str | None], count: _RowCount) -> N
                 reason = f"{len(fields)} fields, but the first line names {len(names)} columns"
                 count.add_broken(path, reader.line_num, reason)
                 continue
-            # The first row names the columns, so it is not counted.
+            # The first row holds the names of the columns and does not count.
             if names:
                 row = dict(zip(names, fields, strict=True))
                 count.add_read(path, reader.line_num, " ".join(fields), row)

@@ -1,7 +1,7 @@
-"""Judge rows that this PC can read by what their columns mean, before anything is sent.
+"""Judge the meaning of rows' columns on this PC, before anything is sent.
 
-The rules are those of the nodes, `agents.shared.data.meaning`; what is refused there is refused
-here. What a chat template leaves out only a node knows for certain, since it has the tokenizer.
+The rules are those of the nodes, `agents.shared.data.meaning`. Only a node knows for certain which
+keys a chat template leaves out, since it has the tokenizer.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from agents.shared.data.findings import (
 )
 from app.errors import UserError
 
-# Rows of one file have places below this, so that a place names file and row.
+# Limit of row numbers in a file; a place is file index times this plus row number.
 _FILE_ROWS = 1 << 40
 _MAX_TEMPLATE_BYTES = 1 << 20
 
 
 class RowJudge:
-    """Counts what rows mean beyond what is trained.
+    """Collector of findings about columns that are not trained, or have another meaning.
 
     Args:
         data: format and ignored columns of the run.
@@ -47,20 +47,20 @@ class RowJudge:
         self._misfit = ""
 
     def begin(self, path: Path) -> None:
-        """Begin with another file."""
+        """Begin the next file."""
         self._files.append(path)
         self._number = 0
 
     def add(self, row: Any) -> None:
-        """Count the next row of the file; one that is blank or broken counts as a place alone.
+        """Judge the next row of the file; None or any other value only advances its number.
 
-        An object around a list of rows counts as these.
+        An object around a list of rows counts as these rows.
         """
         inside = find_rows_inside(row)
-        for one in inside if inside is not None else (row,):
+        for item in inside if inside is not None else (row,):
             self._number += 1
-            if isinstance(one, dict):
-                self._judge(one)
+            if isinstance(item, dict):
+                self._judge(item)
 
     def _judge(self, row: dict[str, Any]) -> None:
         if self._format == "auto":
@@ -75,7 +75,7 @@ class RowJudge:
             self._meanings.add(row, self._format, place)
 
     def find(self) -> tuple[DataFinding, ...]:
-        """Return what was found, the gravest first."""
+        """Return the findings, the gravest first."""
         return tuple(self._place(one) for one in self._meanings.find())
 
     def _place(self, found: DataFinding) -> DataFinding:
@@ -89,7 +89,7 @@ class RowJudge:
         """Refuse data that would be trained wrongly; `name` is its name in the message.
 
         Raises:
-            UserError: it would; the message names column and share. Or no row has a known form.
+            UserError: no row has a known format, or a column would be trained wrongly.
         """
         if self._format == "auto" and self._misfit:
             raise UserError(
@@ -103,15 +103,15 @@ class RowJudge:
 
 
 def settle_by_template(found: Iterable[DataFinding], model: str) -> tuple[DataFinding, ...]:
-    """Return findings without the keys of messages for which the model's template has a place.
+    """Return findings without those about message keys that the model's chat template uses.
 
     Args:
-        found: of the data.
-        model: of the run; what a folder that is not here would do is not known.
+        found: findings of the data.
+        model: model of the run.
     """
     template = _read_template(Path(model).expanduser())
     if template is None:
-        return tuple(found)
+        return tuple(found)  # the folder is not on this PC, so its template is unknown
     settled = []
     for one in found:
         key = one.column.removeprefix(MESSAGES)
@@ -123,7 +123,7 @@ def settle_by_template(found: Iterable[DataFinding], model: str) -> tuple[DataFi
 
 
 def _read_template(folder: Path) -> str | None:
-    """Return the chat templates of a model's folder as one text; None: there are none here."""
+    """Return the chat templates of a model's folder as one text, or None."""
     texts = []
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         for path in (folder / "chat_template.jinja", folder / "tokenizer_config.json"):

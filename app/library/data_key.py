@@ -1,7 +1,7 @@
-"""Key of a run's data, including everything that decides how many tokens it has.
+"""Key of a run's data and of all settings that decide its number of tokens.
 
-Files count as unchanged while their size and modification time are the same; a data set of the hub
-is identified by its name alone.
+Files count as unchanged while their size and modification time are the same. A data set of the hub
+is identified only by its name.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from app.library.data_size import list_files
 
 
 def make_data_key(spec: RunSpec) -> str:
-    """Return a text that is equal for equal data, model and settings. Does not read content."""
-    said = [
+    """Return a text that is equal for equal data, model and settings; reads no content."""
+    parts = [
         spec.data.train,
         _stat(Path(os.path.expanduser(spec.data.train))),
         spec.model,
@@ -26,15 +26,15 @@ def make_data_key(spec: RunSpec) -> str:
         spec.sequence_tokens,
         spec.packing,
     ]
-    if spec.data.ignore_columns:  # left out when empty, as in keys of earlier versions
-        said.append(sorted(spec.data.ignore_columns))
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    if spec.data.ignore_columns:  # left out if empty, to keep the keys of earlier versions
+        parts.append(sorted(spec.data.ignore_columns))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _stat(path: Path) -> list[tuple[str, int, int]]:
     try:
-        # None: too many entries to look through; the key then rests on the name alone.
-        stats = [(one.name, one.stat()) for one in list_files(path) or ()]
+        # With too many entries (None) the key depends only on the name.
+        stats = [(file.name, file.stat()) for file in list_files(path) or ()]
     except (OSError, ValueError):
         return []
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]

@@ -1,8 +1,8 @@
 """Guess the size of data from its first rows.
 
-Exact figures come from tokenizing all of it, which a preview or a run does; until then a plan uses
-this guess and says so. English has about 4 characters per token in common vocabularies; code and
-other languages have fewer, so a guess may be half of the real number.
+A preview or a run tokenizes all of it and gives exact figures. Until then a plan uses this guess
+and says so. English has about 4 characters per token in common vocabularies; code and other
+languages have fewer, so a guess may be half of the real number.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from app.library.data_judge import RowJudge
 from app.library.private_places import explain_private
 
 SAMPLE_BYTES = 1 << 20
-"""Maximum number of bytes of the first file that are read for a guess."""
+"""Maximum number of bytes that are read of the first file, for the guess."""
 JUDGED_BYTES = 64 << 10
-"""Maximum number of bytes of each other file of a folder that are judged."""
+"""Maximum number of bytes that are read of each other file of a folder, for findings."""
 MAX_JUDGED_FILES = 8
 MAX_ENTRIES = 500
 """Maximum number of entries of a data folder and its subfolders."""
 CHARS_PER_TOKEN = 4.0
 """Mean number of characters per token in English."""
-# Tokens that a chat template adds around each turn.
+# Typical number of tokens that a chat template adds around each turn.
 _TURN_TOKENS = 6
 # Maximum length of a CSV field, in characters; the default of 128 KiB is too short for chats.
 _MAX_CSV_FIELD = MAX_LINE_CHARS
-# Keys whose lists are turns of one row, not rows.
+# Keys whose lists are turns of one row and not rows.
 _TURNS = frozenset({"messages", "conversations", "prompt", "completion", "chosen", "rejected"})
 
 
@@ -52,11 +52,11 @@ class DataGuess:
     longest_tokens: int | None
     """Length of the longest row that was read, in tokens."""
     is_whole: bool
-    """Whether all rows were read."""
+    """True if all rows were read."""
     lengths: tuple[int, ...] = ()
-    """Tokens of each row that was read."""
+    """Number of tokens of each row that was read."""
     findings: tuple[DataFinding, ...] = ()
-    """What these rows mean beyond what is trained."""
+    """Findings about these rows."""
 
 
 NOTHING = DataGuess(num_rows=None, mean_tokens=None, longest_tokens=None, is_whole=False)
@@ -67,7 +67,7 @@ def guess_data(path: Path, data: DataSpec | None = None) -> DataGuess:
 
     Args:
         path: file or folder.
-        data: format and ignored columns of the run; None: of any.
+        data: format and ignored columns of the run; None: any format.
     """
     judge = RowJudge(data or DataSpec(train="-"))
     try:
@@ -83,6 +83,7 @@ def guess_data(path: Path, data: DataSpec | None = None) -> DataGuess:
         return NOTHING
     if len(files) == 1:
         return first
+    # Other files are assumed to have rows like those of the first one.
     return DataGuess(
         num_rows=round((first.num_rows or 0) * all_bytes / max(1, size_bytes)),
         mean_tokens=first.mean_tokens,
@@ -94,7 +95,7 @@ def guess_data(path: Path, data: DataSpec | None = None) -> DataGuess:
 
 
 def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
-    """Return the guess for examples as the run sees them: truncated, and packed if it packs.
+    """Return the guess for the run's examples: truncated, and packed if the run packs.
 
     >>> from agents.contract.spec import DataSpec
     >>> spec = RunSpec(model="m", data=DataSpec(train="t"), sequence_tokens=1000, packing=True)
@@ -105,7 +106,7 @@ def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
     """
     if guess.mean_tokens is None or guess.num_rows is None:
         return guess
-    # A preference pair has two answers, each of them up to the limit.
+    # A preference pair has two answers, each of which may have up to the limit.
     most = spec.sequence_tokens * OBJECTIVES[spec.objective].num_segments
     mean = min(guess.mean_tokens, float(most))
     findings = guess.findings
@@ -126,8 +127,6 @@ def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
 def list_files(path: Path) -> list[Path] | None:
     """Return a file, or the data files of a folder; None: the folder has too many entries.
 
-    A user who types a path passes `/` and `/home`, which must not be walked.
-
     Raises:
         OSError: it cannot be read.
     """
@@ -140,13 +139,13 @@ def list_files(path: Path) -> list[Path] | None:
             for entry in entries:
                 num_seen += 1
                 if num_seen > MAX_ENTRIES:
-                    return None
+                    return None  # such as `/` or `/home`, while the user types a longer path
                 if entry.name.startswith("."):
                     continue
-                # A link may lead back to a folder above and be walked in circles.
+                # A link to a folder above would make the walk endless.
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
-                # What leads out of the folder is refused when the data is looked over.
+                # A link out of the folder is left out here; the start refuses it.
                 elif may_be_data(entry.name) and is_own(Path(entry.path), path):
                     found.append(Path(entry.path))
     return sorted(found)
@@ -162,7 +161,7 @@ def _guess_file(path: Path, judge: RowJudge) -> DataGuess:
     num_read = len(data)
     left_out = min(size_bytes, SAMPLE_BYTES) - num_read
     if left_out > num_read:
-        # One row takes most of what was read: it has at least these tokens.
+        # One row takes most of the sample, so it has at least these tokens.
         counts.append(round(left_out / CHARS_PER_TOKEN))
         num_read += left_out
     num_rows = len(counts) if is_whole else round(len(counts) * size_bytes / num_read)
@@ -176,14 +175,14 @@ def _guess_file(path: Path, judge: RowJudge) -> DataGuess:
 
 
 def _read_start(path: Path, num_bytes: int) -> bytes:
-    """Return the beginning of a file, without a row that ends behind it."""
+    """Return the beginning of a file without its incomplete last row."""
     if path.suffix.lower() not in _READERS or explain_private(str(path)):
         return b""
     with open_regular(path) as file:
         data = file.read(num_bytes)
     if len(data) == path.stat().st_size or path.suffix.lower() == ".json":
         return data
-    # The row would be counted too short or not at all.
+    # An incomplete row would be counted with too few tokens, or as broken.
     return data[: data.rfind(b"\n") + 1]
 
 
@@ -193,7 +192,7 @@ def _judge_file(path: Path, judge: RowJudge) -> None:
 
 
 def _judged(path: Path, data: bytes, judge: RowJudge) -> Iterator[Any]:
-    """Yield the rows at the beginning of a file, each judged."""
+    """Judge and yield the rows at the beginning of a file."""
     read = _READERS.get(path.suffix.lower())
     judge.begin(path)
     for row in read(data.decode("utf-8-sig", "replace")) if read is not None else ():
@@ -221,14 +220,14 @@ def _read_json(text: str) -> Iterator[Any]:
 
 
 def _read_objects(text: str) -> Iterator[Any]:
-    """Yield the objects of a list of which `text` is the beginning, or that follow each other."""
+    """Yield the objects of a list whose beginning is `text`, or consecutive objects."""
     decoder = json.JSONDecoder()
     place = text.find("{")
     while place >= 0:
         try:
             row, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            # A broken row costs its line alone where there is a row per line.
+            # With a row per line, a broken row costs only its line.
             place = text.find("\n", place)
             row = None
         yield row
@@ -237,8 +236,8 @@ def _read_objects(text: str) -> Iterator[Any]:
 
 def _find_rows(value: dict[str, Any]) -> list[Any]:
     """Return the only list of objects in an object such as {"data": [{...}]}, else the object."""
-    lists = [one for key, one in value.items() if isinstance(one, list) and key not in _TURNS]
-    lists = [one for one in lists if one and all(isinstance(row, dict) for row in one)]
+    lists = [item for key, item in value.items() if isinstance(item, list) and key not in _TURNS]
+    lists = [rows for rows in lists if rows and all(isinstance(row, dict) for row in rows)]
     return lists[0] if len(lists) == 1 else [value]
 
 
@@ -257,7 +256,7 @@ def _read_text(text: str) -> Iterator[Any]:
 
 
 def _count(row: Any) -> int:
-    """Return the tokens of all texts of a row, at any depth."""
+    """Return the estimated tokens of all texts of a row, at any depth."""
     texts, left = [], [row]
     while left:
         part = left.pop()

@@ -17,7 +17,7 @@ from app.library.configs import is_hub_id
 _CARD = "README.md"
 _MAX_BYTES = 1 << 20
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
-# A single licence id, which can be copied into another card.
+# A single licence id, since only that can be copied into another card.
 _LICENCE = re.compile(
     r"""^license:[ \t]*(["']?)([A-Za-z0-9][\w.+-]*)\1[ \t]*(?:#.*)?$""", re.MULTILINE
 )
@@ -27,8 +27,8 @@ def find_licence(model: str, environ: Mapping[str, str] | None = None) -> str | 
     """Return the licence of a folder, or of a hub id in the cache; None: not known.
 
     Args:
-        model: name as in a run file.
-        environ: locates the hub's cache; None: environment of this process.
+        model: name of the model as in a run file.
+        environ: environment that locates the hub's cache; None: that of this process.
     """
     folder = _find_folder(model, os.environ if environ is None else environ)
     try:
@@ -40,7 +40,7 @@ def find_licence(model: str, environ: Mapping[str, str] | None = None) -> str | 
 
 
 def read_licence(card: str) -> str | None:
-    """Return the licence that a card names; None: it names none or several.
+    """Return the licence that a card names; None: it names no licence or several.
 
     >>> read_licence("---\\nlicense: apache-2.0  # as its base\\n---\\n# Poems")
     'apache-2.0'
@@ -53,7 +53,7 @@ def read_licence(card: str) -> str | None:
 
 
 def _find_folder(model: str, environ: Mapping[str, str]) -> Path:
-    folder = Path(os.path.expanduser(model))  # unlike Path.expanduser it raises for no user name
+    folder = Path(os.path.expanduser(model))  # Path.expanduser would raise for an unknown user
     if folder.is_dir() or not is_hub_id(model):
         return folder
     return find_snapshot(model, environ) or folder

@@ -1,6 +1,6 @@
-"""Check the model of a run on this PC, before a byte of it is sent.
+"""Check the model of a run on this PC before any of it is sent.
 
-Folders are inspected again only after one of their files has changed.
+Inspections of folders are cached while all of their files are unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agents.shared.models.model_files import Parts
 
 MAX_KEPT = 64
-"""Maximum number of folders whose inspection is kept."""
+"""Maximum number of cached inspections."""
 _Stamp = tuple[tuple[str, int, int], ...]
 
 
@@ -31,8 +31,8 @@ class ModelInspector:
         self._kept: dict[tuple[str, Parts, bool, _Stamp], ModelFolder] = {}
 
     def inspect(self, folder: Path, *, parts: Parts = "all", whole: bool = True) -> ModelFolder:
-        """Return what a folder holds and what is wrong with it; see `inspect_model`."""
-        # Imported on use, here and below: commands that do not need it start sooner.
+        """Return the contents and problems of a folder; see `inspect_model`."""
+        # Imported on use, here and below, so that other commands start faster.
         from agents.shared.models.folder import inspect_model
 
         key = (str(folder), parts, whole, _stamp(folder))
@@ -57,10 +57,10 @@ def _stamp(folder: Path) -> _Stamp:
 
 
 def require_usable(name: str, model: ModelFolder, spec: RunSpec | None = None) -> None:
-    """Refuse a model that cannot be trained, or not by this run.
+    """Refuse a model that no run, or not this run, can train.
 
     Raises:
-        UserError: naming the first reason.
+        UserError: the model is refused; it names the first reason.
     """
     from agents.shared.models.fit import find_refusals
 
@@ -71,7 +71,7 @@ def refuse(refusals: Sequence[ModelRefusal], where: str = "") -> None:
     """Raise the first of the refusals, if there are any; `where` names the node.
 
     Raises:
-        UserError: with its message and hint.
+        UserError: there is a refusal.
     """
     if refusals:
         first, more = refusals[0], len(refusals) - 1
@@ -80,8 +80,8 @@ def refuse(refusals: Sequence[ModelRefusal], where: str = "") -> None:
 
 
 def find_folder(name: str) -> Path | None:
-    """Return the model's folder on this PC; None: it lies on the nodes or on the hub."""
-    path = Path(os.path.expanduser(name))  # unlike Path.expanduser it raises for no user name
+    """Return the model's folder on this PC; None: it is on the nodes or on the hub."""
+    path = Path(os.path.expanduser(name))  # Path.expanduser would raise for an unknown user
     try:
         return path.absolute() if path.is_dir() else None
     except (OSError, ValueError):

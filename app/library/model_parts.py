@@ -23,10 +23,7 @@ _LENGTH_BYTES = 8
 
 
 def choose_parts(model: Source, stages: Sequence[Stage], num_layers: int) -> Source:
-    """Return the source of what a node needs; the model itself where it needs every file.
-
-    The folder on the node is the same for all cuts of a model, so a resume with another cut sends
-    what is missing.
+    """Return the source of the files that a node needs; the model itself if it needs all.
 
     Args:
         model: source of the whole model.
@@ -57,7 +54,7 @@ def _find_needless(
 ) -> list[str]:
     every = {name: info for found in tensors.values() for name, info in found.items()}
     layer_of = map_layers(config, every)
-    # A model whose layers have other names than usual is sent as a whole.
+    # A model whose layers have unusual names is sent whole.
     if set(layer_of.values()) != set(range(num_layers)):
         return []
     return find_needless_files(
@@ -66,7 +63,8 @@ def _find_needless(
 
 
 def _is_tied(config: dict[str, object]) -> bool:
-    """Return whether the head may be the embedding: families differ in what no value means."""
+    """Return whether the head may be the embedding."""
+    # Families differ in the default of a missing value, so it counts as tied.
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
     return config.get("tie_word_embeddings", inner.get("tie_word_embeddings")) is not False
@@ -89,6 +87,8 @@ def _part(model: Source, needless: list[str], stages: Sequence[Stage], *, is_tie
     name = f"{PARTS_PREFIX}{digest[:16]}.json"
     kept = tuple(entry for entry in model.files if entry.path not in needless)
     own = FileEntry(path=name, size_bytes=len(text), sha256=digest)
+    # All cuts of a model share one folder on the node, so a resume with another cut sends only the
+    # missing files.
     return replace(
         model,
         destination=f"{model.destination}-parts",

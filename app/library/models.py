@@ -1,6 +1,6 @@
 """Find the model that a run file names: a folder on this PC or on the nodes, or a hub id.
 
-Only safetensors weights are sent: a pickle can run code on every node that opens it.
+Only safetensors weights are sent, since a pickle can run code on every node that opens it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def find_model(
     """Return the source of the model. May read a large model once to hash it.
 
     Args:
-        name: as the run file gives it.
-        hashes: known hashes of files.
-        inspector: known inspections of folders; None: inspect anew.
-        spec: run that trains the model; None: any run.
+        name: name as in the run file.
+        hashes: cached hashes of files.
+        inspector: cached inspections of folders; None: no cache.
+        spec: spec of the run that trains the model; None: any run.
 
     Raises:
         UserError: there is no such folder, or it has no model that can be trained.
     """
-    path = Path(os.path.expanduser(name))  # unlike Path.expanduser it raises for no user name
+    path = Path(os.path.expanduser(name))  # Path.expanduser would raise for an unknown user
     missing = explain_missing_model(name)
     if missing == _A_FILE:
         raise UserError(
@@ -61,24 +61,22 @@ def find_model(
 
 
 def _refuse_private(name: str, folder: Path) -> None:
-    """Refuse a folder of programs or of the system, unless weights show that it is a model."""
-    from app.library.private_places import HINT, explain_private  # lists do not need it
+    """Refuse a folder of programs or of the system, unless it holds weights."""
+    from app.library.private_places import HINT, explain_private  # on use: lists do not need it
 
     private = explain_private(name)
-    # Programs for models keep them in hidden folders; but not every config.json is a model's.
+    # Programs keep models in hidden folders, too. Weights prove one; a config.json does not.
     if private and weigh_weights(str(folder)) is None:
         raise UserError(f"{shorten(name)} (model) {private}, so it is not sent", HINT)
 
 
 def explain_missing_model(name: str) -> str:
-    """Return why a name cannot be a model, without opening it; empty: it can.
-
-    An absolute path may be a folder on the nodes, which run Linux even if this PC does not.
-    """
+    """Return why a name cannot be a model, without opening it; empty: it can."""
     path = Path(os.path.expanduser(name))
     try:
         if path.is_file():
             return _A_FILE
+        # An absolute POSIX path may be a folder on the nodes, even if this PC runs Windows.
         if path.is_dir() or name.startswith("/"):
             return ""
     except (OSError, ValueError):  # too long, not valid in a path
@@ -89,7 +87,7 @@ def explain_missing_model(name: str) -> str:
 
 
 def find_tokenizer(name: str, hashes: HashStore, inspector: ModelInspector | None = None) -> Source:
-    """Return the source of the model's tokenizer: like `find_model`, without the weights.
+    """Return the source of the model's tokenizer; like `find_model` without the weights.
 
     Raises:
         UserError: there is no such folder, or it has no tokenizer that can be used.
@@ -101,8 +99,9 @@ def find_tokenizer(name: str, hashes: HashStore, inspector: ModelInspector | Non
     folder = path.absolute()
     files = _list_sent(folder, MODEL_SUFFIXES - {".safetensors"})
     found = (inspector or ModelInspector()).inspect(folder, parts="tokenizer")
-    # Data can be previewed with a model that this run cannot train.
-    broken = [one for one in found.findings if one.kind in ("tokenizer", "config", "adapter")]
+    # Data can also be previewed with a model that the run cannot train.
+    kinds = ("tokenizer", "config", "adapter")
+    broken = [finding for finding in found.findings if finding.kind in kinds]
     require_usable(name, replace(found, findings=tuple(broken)))
     return make_bundle("models", f"{folder.name}-tokenizer", folder, files, hashes)
 
@@ -123,7 +122,7 @@ def _list_sent(folder: Path, suffixes: Collection[str]) -> list[Path]:
 
 def weigh_weights(name: str) -> int | None:
     """Return the bytes of the weights in a model's folder; None: they are not on this PC."""
-    folder = Path(os.path.expanduser(name))  # unlike Path.expanduser it raises for no user name
+    folder = Path(os.path.expanduser(name))  # Path.expanduser would raise for an unknown user
     try:
         sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
     except OSError:
@@ -132,10 +131,10 @@ def weigh_weights(name: str) -> int | None:
 
 
 def require_whole(name: str, inspector: ModelInspector, spec: RunSpec | None = None) -> list[Path]:
-    """Return the files of a model's folder that are sent, once nothing is wrong with it.
+    """Check a model's folder and return its files to send.
 
     Raises:
-        UserError: it cannot be trained, or a file is no file of the folder.
+        UserError: it cannot be trained, or a file is a link out of the folder.
     """
     folder = Path(os.path.expanduser(name)).absolute()
     _refuse_private(name, folder)

@@ -1,9 +1,8 @@
-"""Tell files that are nobody's training data: keys, tokens, profiles, and the system's own.
+"""Recognize private files that are never sent as data: keys, tokens, profiles, system files.
 
-A run file may come from a stranger, and what it names is copied to other PCs. Refused are the
-folders of the kernel and the system's settings; what is hidden, where programs keep keys and
-profiles; programs' folders on Windows and macOS; and the home of Rackless. Hidden caches of data
-tools are data.
+A run file may come from a stranger, and the files that it names are copied to other PCs. Refused
+are folders of the kernel and of system settings, hidden files and folders, folders of programs on
+Windows and macOS, and the home of Rackless. Hidden caches of data tools are allowed.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from agents.contract.hub import hub_cache
 from agents.shared.files.folder_files import is_network_path
 from app.paths import default_home
 
-HINT = "Copy what is meant for training to a folder of yours that is not hidden, and name it there."
+HINT = "Copy the files for training to a folder of yours that is not hidden, and name that."
 _SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/boot", "/run", "/private/etc", "/System")
 _SYSTEM_DISKS = ("/run/media", "/dev/shm")
-"""Folders of the system that hold users' files: removable disks, and memory."""
+"""System folders that hold users' files: removable disks and shared memory."""
 _PROGRAMS = ("AppData", "Application Data", "Library")
-"""Where Windows and macOS keep the files of programs in a home; neither is hidden by its name."""
+"""Folders of programs in a home on Windows and macOS, whose names do not begin with a dot."""
 _CACHES = ((".git", "annex", "objects"), (".dvc", "cache"))
-"""Hidden folders in which tools for data keep the data; links of a user's folder lead there."""
+"""Hidden folders in which git-annex and DVC keep data; the user's folder holds links to them."""
 
 
 def explain_private(name: str, environ: Mapping[str, str] | None = None) -> str:
     """Return why a file or folder of this PC is never sent; empty: it may be.
 
     Args:
-        name: path as it was written.
-        environ: locates the caches; None: environment of this process.
+        name: path as the user wrote it.
+        environ: environment that locates the caches; None: that of this process.
     """
-    # Before anything is asked of it: Windows would log in to that computer.
+    # Before any access, with which Windows would log in to that computer.
     if os.name == "nt" and is_network_path(name):
         return "is on another computer, which would be asked with your password"
     environ = os.environ if environ is None else environ
@@ -41,7 +40,7 @@ def explain_private(name: str, environ: Mapping[str, str] | None = None) -> str:
         path = Path(os.path.expanduser(name)).absolute().resolve()
         known = (hub_cache(environ).resolve(), _package_data())
     except (OSError, ValueError, RuntimeError):
-        return ""  # it cannot be opened either
+        return ""  # such a path cannot be opened either
     if any(path.is_relative_to(folder) for folder in known):
         return ""
     home = default_home().resolve()
@@ -51,7 +50,7 @@ def explain_private(name: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def _package_data() -> Path:
-    """Return the folder of what ships with Rackless, such as the demo's data."""
+    """Return the folder of files that ship with Rackless, such as the demo's data."""
     return Path(__file__).resolve().parents[2] / "resources"
 
 
@@ -75,13 +74,13 @@ def _is_below(path: PurePath, folders: tuple[str, ...]) -> bool:
 
 
 def _is_of_programs(path: PurePath) -> bool:
-    """Return whether a path is in a home's folder of programs, of this user or another.
+    """Return whether a path is in a folder of programs in any user's home.
 
     >>> [_is_of_programs(PurePath(name)) for name in (
     ...     "/Users/anna/Library/Keychains/x.json", "/home/anna/Library/poems.jsonl")]
     [True, False]
     """
-    # On Linux a folder with such a name is the user's own.
+    # On Linux, whose homes are in /home, a folder with such a name is an ordinary one.
     parts = path.parts
     return any(
         users in ("Users", "Documents and Settings") and below in _PROGRAMS

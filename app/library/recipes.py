@@ -1,6 +1,6 @@
-"""Manage recipes: run files as starting points, both shipped ones and the user's own.
+"""Manage recipes: run files as starting points, shipped or saved by the user.
 
-A recipe is an ordinary run file. Its first line is a comment with the title; the comment lines
+A recipe is an ordinary run file. Its first line is a comment with the title, and the comment lines
 below it, up to an empty line, give its purpose. Its model and data are placeholders.
 """
 
@@ -29,18 +29,18 @@ class Recipe:
     """Name on the command line: the file's name without `.yaml`."""
     title: str
     purpose: str
-    """When to use it, in a few sentences."""
+    """Purpose in a few sentences."""
     text: str
     """Text of the run file, with a comment on each value."""
     spec: RunSpec
     is_own: bool = False
-    """Whether the user saved it here; only then it can be deleted."""
+    """True if the user saved it; only such a recipe can be deleted."""
 
 
 def list_recipes(own: Path | None = None) -> tuple[Recipe, ...]:
     """Return all recipes in the order of their files; the user's, in the folder `own`, last.
 
-    A recipe of the user that is not valid any more is skipped and logged.
+    The user's recipes that are no longer valid are skipped and logged.
     """
     shipped = importlib.resources.files("resources").joinpath("recipes")
     found = [_read(file) for file in _files(shipped)]
@@ -48,7 +48,7 @@ def list_recipes(own: Path | None = None) -> tuple[Recipe, ...]:
         for file in _files(own):
             try:
                 found.append(replace(_read(file), is_own=True))
-            # IndexError: the file does not begin with a comment that could be its title.
+            # IndexError: the file does not begin with a comment, so it has no title.
             except (UsageError, OSError, UnicodeDecodeError, IndexError) as error:
                 _log.warning("the recipe %s is skipped: %s", file, error)
     return tuple(found)
@@ -69,7 +69,7 @@ def save_recipe(own: Path, title: str, spec: RunSpec) -> Recipe:
         raise UsageError(f"there is a recipe '{title}' already", "Take another title.")
     name = free_name(safe_name(title.lower()), {recipe.name for recipe in there})
     purpose = f"Your own, saved from the run {spec.name}."
-    # Nodes and shares fit one cluster only; a recipe is for any.
+    # Nodes and shares belong to one cluster; a recipe should suit any.
     settings = replace(spec, name=name, nodes="all", shares=None)
     text = f"# {title}\n# {purpose}\n\n{format_run(settings)}"
     path = own / f"{name}.yaml"
@@ -79,21 +79,23 @@ def save_recipe(own: Path, title: str, spec: RunSpec) -> Recipe:
     except OSError as error:
         raise UserError(
             f"the recipe {path} cannot be written: {error.strerror}",
-            "Is the disk full, or the folder somebody else's?",
+            "Check the free space on the disk and the owner of the folder.",
         ) from error
     return replace(_read(path), is_own=True)
 
 
 def delete_recipe(own: Path, name: str) -> Recipe:
-    """Delete a recipe of the user, and return what it was.
+    """Delete a recipe of the user and return it.
 
     Raises:
-        UsageError: there is none, or it ships with Rackless.
+        UsageError: there is no such recipe, or it ships with Rackless.
         UserError: it cannot be deleted.
     """
     recipe = find_recipe(name, own)
     if not recipe.is_own:
-        raise UsageError(f"the recipe '{name}' ships with Rackless", "Only your own can go.")
+        raise UsageError(
+            f"the recipe '{name}' ships with Rackless", "You can delete only your own recipes."
+        )
     try:
         (own / f"{name}.yaml").unlink()
     except OSError as error:
@@ -102,10 +104,10 @@ def delete_recipe(own: Path, name: str) -> Recipe:
 
 
 def find_recipe(name: str, own: Path | None = None) -> Recipe:
-    """Return one recipe.
+    """Return a recipe by name.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no such recipe.
     """
     recipes = list_recipes(own)
     for recipe in recipes:

@@ -1,4 +1,4 @@
-"""List what a run copies from this PC to its nodes, so that a person can see it beforehand."""
+"""List the files that a run copies from this PC to its nodes, to be shown before the start."""
 
 from __future__ import annotations
 
@@ -14,37 +14,36 @@ from app.text import count_of, show_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentFiles:
-    """A file or folder of this PC that the nodes of a run get."""
+    """A file or folder of this PC that is sent to the nodes of a run."""
 
     key: str
     """Key of the run file that names it."""
     path: str
-    """Where it is, with all links followed."""
+    """Path with all links resolved."""
     num_files: int | None
-    """None: not counted, because the folder has too many entries."""
+    """Number of files; None: not counted, since the folder has too many entries."""
     size_bytes: int | None
     share: str = ""
-    """Name of the share that it is on; nodes with the same files there use them in place. Empty:
-    it is on a disk of this PC."""
+    """Name of the share that holds it, whose files nodes may use in place; empty: a local disk."""
 
 
 def list_sent(spec: RunSpec) -> tuple[SentFiles, ...]:
-    """Return what a run sends; reads names and sizes only.
+    """Return the files that a run sends; reads only names and sizes.
 
-    What is not on this PC is missing here: nodes have it, or download it themselves.
+    Files that are not on this PC are left out: nodes have or download them.
 
     Raises:
-        UserError: the server of one does not answer.
+        UserError: the server of a share does not answer.
     """
     named = {"data.train": spec.data.train, "data.eval": spec.data.eval, "model": spec.model}
     names = {key: name for key, name in named.items() if name}
     require_answer(names.values())
     found = (_describe(key, name) for key, name in names.items())
-    return tuple(one for one in found if one is not None)
+    return tuple(sent for sent in found if sent is not None)
 
 
 def say_sent(sent: SentFiles) -> str:
-    """Return one line on what is sent.
+    """Return one line about a sent file or folder.
 
     >>> say_sent(SentFiles(key="model", path="/models/a", num_files=3, size_bytes=2_000))
     'model: /models/a, 3 files, 2.0 KiB'
@@ -69,7 +68,7 @@ def _describe(key: str, name: str) -> SentFiles | None:
         sizes = None if files is None else [one.stat().st_size for one in files]
         share = locate(real)
     except (OSError, ValueError, RuntimeError):
-        return None  # the start says what is wrong with it
+        return None  # the start reports the problem
     return SentFiles(
         key=key,
         path=str(real),

@@ -1,7 +1,4 @@
-"""Recognise files of this PC that lie on a share, so that nodes can be asked for them.
-
-On Windows, following a path leads from a mapped drive to its `\\\\server\\share`.
-"""
+"""Recognize files of this PC that are on a share, so that nodes can be asked for them."""
 
 from __future__ import annotations
 
@@ -17,11 +14,12 @@ from app.errors import UserError
 from app.library.bundles import Source
 
 ANSWER_S = 15.0
-"""Time in which a server has to answer this PC, in seconds."""
+"""Time limit for the answer of a share's server, in seconds."""
 
 
 def locate(path: Path) -> Share | None:
-    """Return where on a server a file or folder of this PC is; None: on a disk of this PC."""
+    """Return the share of a file or folder of this PC; None: it is on a local disk."""
+    # On Windows, resolving a path also turns a mapped drive into its \\server\share.
     return _find_share(os.path.realpath(path))
 
 
@@ -30,30 +28,28 @@ def _find_share(path: str) -> Share | None:
 
 
 def find_silent(path: Path, limit_s: float) -> Share | None:
-    """Return the share of a file or folder if its server does not answer; None: it can be read.
-
-    Only a thread that nobody waits for may ask: on Linux such a read can last for ever.
-    """
+    """Return the share of a file or folder if its server does not answer; None: it answers."""
     share = _find_share(os.path.abspath(path))
-    if share is None or os.name == "nt":  # Windows gives up by itself
+    if share is None or os.name == "nt":  # Windows has its own time limit
         return None
     has_answered = threading.Event()
 
     def ask() -> None:
         with contextlib.suppress(OSError):
-            # An error is an answer, too: whoever reads the file tells it better.
+            # An error is an answer, too; the later read of the file explains it better.
             os.listdir(path) if path.is_dir() else os.close(os.open(path, os.O_RDONLY))
         has_answered.set()
 
+    # A daemon thread, since on Linux a read from a dead server can block forever.
     threading.Thread(target=ask, name="share", daemon=True).start()
     return None if has_answered.wait(limit_s) else share
 
 
 def require_answer(names: Iterable[str]) -> None:
-    """Refuse files on a share whose server does not answer, before anything waits for it.
+    """Refuse files on a share whose server does not answer, before anything blocks on it.
 
     Raises:
-        UserError: naming the first.
+        UserError: a server does not answer; it names the first.
     """
     for name in names:
         path = Path(os.path.expanduser(name))
@@ -68,10 +64,8 @@ def require_answer(names: Iterable[str]) -> None:
 
 
 def ask_for(source: Source) -> PlaceQuery | None:
-    """Return the question whether a node has the files of a source; None: it must get a copy.
-
-    A model whose files name code to run is copied without those names, and the shared one has them.
-    """
+    """Return the query whether a node has the files of a source; None: it must get a copy."""
+    # Files that are cleaned of references to code differ from those on the share.
     if source.destination is None or source.root is None or source.cleaned or source.written:
         return None
     named, real = os.path.abspath(source.root), os.path.realpath(source.root)

@@ -1,1 +1,1 @@
-"""Forecasts of memory, time and energy, and the plans made of them: pure functions, no I/O."""
+"""Forecasts of memory, time and energy, and plans based on them: pure functions, no I/O."""

@@ -1,4 +1,4 @@
-"""Prepare a request for planning: sequence lengths, steps and GPUs, and what was assumed."""
+"""Prepare a request for planning: sequence lengths, steps, GPUs and the assumptions made."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _lengths(request: PlanRequest) -> tuple[int, float, list[str]]:
 
 
 def _rows(request: PlanRequest, mean_tokens: float, longest_tokens: int) -> RowLengths:
-    """Return the lengths of sequences: as read, else assumed."""
+    """Return the distribution of sequence lengths: as counted, else assumed."""
     lengths = request.data.lengths
     if request.spec.packing or not lengths or lengths[0] == lengths[-1]:
         return assume_lengths(mean_tokens, longest_tokens)
@@ -72,8 +72,9 @@ def _rows(request: PlanRequest, mean_tokens: float, longest_tokens: int) -> RowL
 
 
 def _attended(request: PlanRequest, mean_tokens: float) -> float:
-    """Return the mean length that attention spans, in tokens: one row, even within a pack."""
+    """Return the mean length that attention spans, in tokens."""
     if request.spec.packing:
+        # Attention does not cross rows of a packed sequence.
         return min(mean_tokens, request.data.mean_tokens or mean_tokens)
     # The two answers of a preference pair are rows of their own.
     return mean_tokens / OBJECTIVES[request.spec.objective].num_segments
@@ -88,6 +89,7 @@ def count_steps(request: PlanRequest, mean_tokens: float) -> int | None:
         return None
     sequences = float(data.num_rows)
     if spec.packing:
+        # A packed sequence holds several rows.
         sequences *= (data.mean_tokens or mean_tokens) / mean_tokens
     return max(1, math.ceil(max(1.0, sequences) * spec.epochs / spec.batch_sequences))
 
@@ -128,8 +130,9 @@ def make_worker(
         is_calibrated=gpu.calibration is not None,
     )
     is_cpu = gpu.device == "cpu"
-    # The trainer limits the memory of GPUs alone.
+    # `memory_gib` limits GPUs only; the trainer cannot cap the RAM of a CPU rank.
     limit_gib = None if is_cpu else spec.memory_gib
+    # torch has no expandable segments on Windows, nor under WSL2.
     memory = replace(
         memory,
         cap_bytes=None if limit_gib is None else int(limit_gib * GIB),
@@ -145,19 +148,20 @@ def make_worker(
             work,
             rates,
             correction=learned.speed.value,
-            # Not part of the learned factor, which knows only card, family and adapter.
+            # The learned factor distinguishes only card, family and adapter, not the arithmetic.
             share=arithmetic_share(spec, gpu),
             may_replay=not is_cpu and can_replay(spec, memory),
             compiled=is_cpu or is_compiled(spec, memory),
         ),
         correction=learned,
+        # GPUs of one PC share its RAM and its SSD.
         host_bytes=node.free_ram_bytes // len(node.gpus),
         disk_bytes_per_s=(node.disk_bytes_per_s or ASSUMED_DISK_BYTES_PER_S) / len(node.gpus),
     )
 
 
 def _rate_notes(workers: list[Worker]) -> list[str]:
-    """Return what the speeds are based on, once per kind of card."""
+    """Return the basis of the speeds, one sentence per kind of card."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for worker in workers:
         words = _rate_words(worker.rates, worker.correction, worker.gpu.measured_on)

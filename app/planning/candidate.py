@@ -1,4 +1,4 @@
-"""The data of a plan: the request, its candidates, and what each of them costs."""
+"""The data of a plan: the request, its candidates and their costs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DataSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
-    """Everything that a plan depends on."""
+    """All inputs of a plan."""
 
     spec: RunSpec
     shape: ModelShape
@@ -46,30 +46,30 @@ class PlanRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepParts:
-    """Seconds of an optimizer step that are not hidden behind each other; their sum is the step."""
+    """Parts of an optimizer step that do not overlap; their sum is its duration in seconds."""
 
     compute_s: float = 0.0
-    """Forward and backward passes of the slowest GPU."""
+    """Forward and backward passes of the slowest GPU, in seconds."""
     network_s: float = 0.0
-    """Communication that is not hidden behind the last backward pass."""
+    """Communication that is not hidden behind the last backward pass, in seconds."""
     bubble_s: float = 0.0
-    """Idle time of pipeline stages before their first and after their last micro-batch."""
+    """Idle time of pipeline stages before the first and after the last micro-batch, in seconds."""
     optimizer_s: float = 0.0
     input_s: float = 0.0
-    """Transfers of weights over the bus that are not hidden behind arithmetic."""
+    """Transfers of weights over the bus that are not hidden behind arithmetic, in seconds."""
     checkpoint_s: float = 0.0
-    """Copies of the state to host memory, averaged over the steps between two checkpoints."""
+    """Copies of the state to host memory, averaged over all steps, in seconds."""
 
     @property
     def total_s(self) -> float:
-        """Seconds of the whole step."""
+        """Duration of the whole step, in seconds."""
         named = self.compute_s + self.network_s + self.bubble_s
         return named + self.optimizer_s + self.input_s + self.checkpoint_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuPlan:
-    """The part of one GPU in a candidate."""
+    """One GPU's part in a candidate."""
 
     node: str
     device: str
@@ -84,36 +84,36 @@ class GpuPlan:
     tokens_per_s: float
     """Speed of this GPU alone while it computes, in tokens per second."""
     layers: tuple[int, int] | None = None
-    """First layer of its stage and the one after its last; None: all layers, which it holds."""
+    """First layer of its stage and the one after its last; None: it holds all layers."""
     replica: int = 0
-    """Index of its pipeline, where several train data parallel."""
+    """Index of its pipeline if several train data parallel."""
     max_in_flight: int | None = None
     """Maximum number of micro-batches in flight in its stage; None: no pipeline."""
     num_streamed: int = 0
     """Number of layers whose frozen weights are copied to the GPU for each pass."""
     streams_from: WeightTier | None = None
-    """Where they wait; None: nothing is streamed."""
+    """Tier that keeps the streamed weights; None: nothing is streamed."""
     offloads: bool = False
-    """Whether inputs of its stage's recomputed layers wait in the PC's RAM."""
+    """True if inputs of its stage's recomputed layers are kept in the PC's RAM."""
     host_bytes: int = 0
     """RAM for streamed weights and offloaded inputs, in bytes."""
     host_room_bytes: int | None = None
-    """RAM that this GPU may use, in bytes; None: nothing of it is needed."""
+    """RAM that this GPU may use, in bytes; None: it needs no RAM."""
 
     @property
     def fits_host(self) -> bool:
-        """Whether its PC has the RAM."""
+        """True if its PC has enough RAM."""
         return self.host_room_bytes is None or self.host_bytes <= self.host_room_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the expected memory is available, on the GPU and in the PC."""
+        """True if the expected memory is available, on the GPU and in the PC."""
         return self.memory.expected_bytes <= self.room_bytes and self.fits_host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One way to train: a mode, its GPUs and its forecast."""
+    """A parallelism mode with its GPUs and its forecast."""
 
     mode: ParallelMode
     nodes: tuple[str, ...]
@@ -128,29 +128,29 @@ class Candidate:
     rows is not known."""
     num_steps: int | None
     reason: str = ""
-    """Why it was chosen or why it lost, as a sentence for the user."""
+    """Reason why it was chosen or rejected, as a sentence for the user."""
     wire_s: float | None = None
-    """Seconds of a step in which the busiest link carries bytes, hidden or not; None: not
+    """Time of a step in which the busiest link carries bytes, hidden or not, in seconds; None: not
     computed."""
 
     @property
     def num_replicas(self) -> int:
-        """Number of pipelines that train data parallel; 1 where every GPU has all layers."""
+        """Number of pipelines that train data parallel; 1 if every GPU holds all layers."""
         return len({gpu.replica for gpu in self.gpus})
 
     @property
     def runnable(self) -> bool:
-        """Whether the trainer can run it today."""
+        """True if this version of the trainer can run it."""
         return PARALLEL[self.mode].runnable
 
     @property
     def divides_layers(self) -> bool:
-        """Whether a GPU may hold some of the layers only."""
+        """True if a GPU may hold some of the layers only."""
         return PARALLEL[self.mode].divides_layers
 
     @property
     def step_s(self) -> float:
-        """Seconds of an optimizer step."""
+        """Duration of an optimizer step, in seconds."""
         return self.parts_s.total_s
 
     @property
@@ -160,13 +160,13 @@ class Candidate:
 
     @property
     def ten_million_tokens_s(self) -> float | None:
-        """Time for ten million tokens, by which plans of large models are compared, in seconds."""
+        """Time for ten million tokens, the measure for comparing large models, in seconds."""
         return 1e7 / self.tokens_per_s if self.tokens_per_s else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """A change that helps, usually of the run file."""
+    """A recommended change, usually of the run file."""
 
     text: str
     change: Mapping[str, object] = field(default_factory=dict)
@@ -175,7 +175,7 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLimit:
-    """GPUs whose layers are not compiled, hence not replayed either: why, and what it costs."""
+    """GPUs whose layers are not compiled, hence not replayed either, with the reason and cost."""
 
     reason: Literal["no_compiler", "old_card", "turned_off"]
     """No C compiler on the node, a card that Triton does not support, or `compile: off`."""
@@ -183,48 +183,49 @@ class RunLimit:
     card: str
     """Name of the GPU."""
     time_ratio: float | None
-    """Time of its part of a step, relative to compiled layers; None: one of both does not fit."""
+    """Time of its part of a step, relative to compiled layers; None: one of the two does not fit.
+    """
     is_decisive: bool = False
-    """Whether the run would fit on this card with compiled layers, and does not without."""
+    """True if the run fits on this card only with compiled layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caveats:
-    """What to know before a run starts: what it leaves as it is, and where it is held back."""
+    """Limits of a run to show before it starts: untrained parts and slow GPUs."""
 
     parts: tuple[ModelPart, ...] | None
     """Parts of the model that get no adapter or stay in 16 bits; None: not known."""
     limits: tuple[RunLimit, ...] = ()
-    """GPUs whose layers are not compiled, among nodes that are known."""
+    """GPUs of known nodes whose layers are not compiled."""
     problem: str = ""
-    """Why the parts are not known."""
+    """Reason why the parts are not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The chosen candidate, the runners-up and what else the user should know."""
+    """The chosen candidate, the runners-up, advice and warnings."""
 
     chosen: Candidate | None
-    """The fastest candidate that fits and that the trainer can run; None: there is none."""
+    """The fastest candidate that fits and that the trainer can run; None: no candidate does."""
     others: tuple[Candidate, ...]
     """Runners-up, the best first; those that do not fit come last."""
     advice: tuple[Advice, ...]
     assumptions: tuple[str, ...]
-    """Sentences on what was not known and what was assumed instead."""
+    """Sentences on unknown facts and the assumptions made instead."""
     warnings: tuple[FieldAdvice, ...] = ()
     """Settings that are allowed but probably not intended."""
     miss: PlanMiss | None = None
-    """How far the last plan for the same GPUs was off; None: by less than a factor of two."""
+    """Miss of the last plan for the same GPUs; None: it was off by less than a factor of two."""
     findings: tuple[DataFinding, ...] = ()
-    """What the first rows of the data mean beyond what is learned; the refused come first."""
+    """Findings about the first rows of the data; those that refuse a start come first."""
     parts: tuple[ModelPart, ...] = ()
     """Parts of the model that get no adapter or stay in 16 bits."""
     limits: tuple[RunLimit, ...] = ()
     """GPUs whose layers are not compiled."""
     model: ModelSummary | None = None
-    """What the model is."""
+    """Summary of the model."""
 
     @property
     def refuses_data(self) -> bool:
-        """Whether a start refuses the data."""
+        """True if a start refuses the data."""
         return any(one.consequence == "refuse" for one in self.findings)

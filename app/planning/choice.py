@@ -1,7 +1,7 @@
-"""Choose among candidates that fit: the fastest, where forecasts can tell.
+"""Choose the fastest candidate that fits, with a margin between different modes.
 
-Forecasts of unlike ways may err in opposite directions, and ways differ in what a lost node costs.
-So a way that divides the model has to be faster by a margin. The forecast of a step was 8 % off at
+Forecasts of two modes may err in opposite directions, and modes differ in the cost of a lost node.
+So a mode that divides the model has to be faster by a margin. The forecast of a step was 8 % off at
 most on GPUs, that of a pipeline 5 % (docs/measurements.md): together, and rounded up, 15 %.
 """
 
@@ -16,34 +16,31 @@ from app.planning.candidate import Candidate, Plan
 from app.planning.hardware.cluster import Cluster
 
 MARGIN = 0.15
-"""Gain in speed within which forecasts of unlike ways cannot tell which one is faster, as a share.
+"""Difference in speed within which forecasts of two modes do not show which is faster, as a share.
 """
-# Limit of what the host does between two passes of parts of a model, in seconds: forecasts of such
-# passes leave it out, and small models wait for it.
+# Upper bound of the host's work between two passes of parts of a model, in seconds. Forecasts of
+# such passes leave it out, but small models wait for it.
 _HOST_S = 0.05
 
 
 def weigh(candidate: Candidate) -> float:
     """Return the seconds of a step by which `parallel: auto` compares candidates.
 
-    Streamed weights have to gain the margin over GPUs that hold the model. So has a pipeline over
-    streamed weights: it alone does not go on without a lost node, nor is its last step saved then.
-    On a CPU, whose speed is hardly known, a model is not divided as long as it fits.
+    Streamed weights need one margin over GPUs that hold the model, a pipeline needs two: it alone
+    cannot continue without a lost node, nor save its last step then.
     """
     num_margins = PARALLEL[candidate.mode].num_margins
     if not num_margins:
         return candidate.step_s
     if any(gpu.device == "cpu" for gpu in candidate.gpus):
+        # The speed of a CPU is hardly known, so a model that fits there is not divided.
         return math.inf
     host_s = _HOST_S * _count_passes(candidate)
     return candidate.step_s * (1 + MARGIN) ** num_margins + host_s
 
 
 def find_least(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the candidate that `parallel: auto` takes; None: there is none.
-
-    Of equal ones the first.
-    """
+    """Return the candidate that `parallel: auto` takes, the first of equal ones, or None."""
     return min(candidates, key=lambda one: (weigh(one), one.step_s), default=None)
 
 
@@ -51,8 +48,8 @@ def choose(spec: RunSpec, cluster: Cluster, found: Iterable[Candidate]) -> Candi
     """Return the best candidate that fits, can be run, and that the spec allows.
 
     Args:
-        spec: of the run.
-        cluster: nodes that it names.
+        spec: the run's spec.
+        cluster: nodes that the spec names.
         found: candidates, the fastest first.
     """
     return find_least(
@@ -66,15 +63,14 @@ def choose(spec: RunSpec, cluster: Cluster, found: Iterable[Candidate]) -> Candi
 
 
 def find_fewer(spec: RunSpec, cluster: Cluster, plan: Plan) -> tuple[str, ...]:
-    """Return the nodes of the plan where a run that may use all of them fits no way on all.
+    """Return the plan's nodes if the run fits in no mode on all nodes that it may use.
 
-    Empty: it may fit on all, the run file has decided, or no plan fits. Where GPUs hold the model,
-    even the lower end of the forecast has to be too much: one that is a little off costs no node.
+    Empty: it may fit on all, the run file names nodes, mode or shares, or no plan fits.
 
     Args:
-        spec: of the run.
+        spec: the run's spec.
         cluster: nodes that may take part.
-        plan: made for them.
+        plan: the plan made for them.
     """
     chosen, is_free = plan.chosen, spec.nodes == "all" and spec.parallel == "auto"
     if chosen is None or not is_free or spec.shares is not None:
@@ -94,6 +90,7 @@ def _list_devices(one: Candidate) -> set[tuple[str, str]]:
 
 def _may_hold_all(one: Candidate) -> bool:
     """Return whether each GPU holds the model if memory is at the lower end of the forecast."""
+    # The lower end, since a forecast that is a little too high must not cost a node.
     return not one.divides_layers and all(
         gpu.memory.low_bytes <= gpu.room_bytes for gpu in one.gpus
     )

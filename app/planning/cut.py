@@ -1,4 +1,4 @@
-"""Turn a plan that divides the model into the cut that the intent takes to the ranks."""
+"""Turn a plan that divides the model into the cut that the intent carries to the ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_cut(
     """
     divided = PLANNED_MODES[candidate.mode].divided
     if divided is None:
-        # A rank that is not told otherwise holds the whole model.
+        # Without a cut a rank holds the whole model.
         is_whole = PARALLEL[candidate.mode].holds == "model"
         return None if is_whole else ModelCut(mode=candidate.mode)
     by_place = {(gpu.node, gpu.device): gpu for gpu in candidate.gpus}
@@ -40,19 +40,17 @@ def make_cut(
 def find_absence(
     request: PlanRequest, advice: Sequence[Advice], num_gpus: int
 ) -> tuple[str, str] | None:
-    """Return message and hint where the mode that a run names has no plan at all; None: it may run.
-
-    One GPU holds the whole model in every mode, and the trainer says what is missing.
+    """Return message and hint if the mode that a run names cannot train it; None: it can.
 
     Args:
-        request: what was planned.
-        advice: of its plan.
+        request: the request of the plan.
+        advice: the plan's advice.
         num_gpus: number of ranks.
     """
     mode, case = request.spec.parallel, open_case(request)
     divided = find_divided(mode)
     if divided is None or num_gpus < 2:
-        return None
+        return None  # one GPU holds the whole model in every mode
     refusal = divided.refuse(case) or divided.refuse_gpus(case, num_gpus)
     if not refusal:
         return None
@@ -61,15 +59,12 @@ def find_absence(
 
 
 def find_problem(candidate: Candidate, advice: Sequence[Advice]) -> tuple[str, str] | None:
-    """Return message and hint where a GPU or PC cannot hold its part; None: it may.
-
-    Even the lower end of the forecast has to be too much: a forecast that is a little off must not
-    keep a run from starting.
-    """
+    """Return message and hint if a GPU or PC cannot hold its part; None: it may fit."""
     if PARALLEL[candidate.mode].holds == "model" or candidate.fits:
         return None
     label = f"parallel: {candidate.mode}"
     crowded = next((gpu for gpu in candidate.gpus if not gpu.fits_host), None)
+    # The lower end, since a forecast that is a little too high must not prevent a start.
     short = [gpu for gpu in candidate.gpus if gpu.memory.low_bytes > gpu.room_bytes]
     if crowded is not None:
         needed, room = crowded.host_bytes / GIB, (crowded.host_room_bytes or 0) / GIB

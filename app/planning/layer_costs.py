@@ -1,7 +1,7 @@
-"""Count what a token costs in one decoder layer, independent of the card.
+"""Count the cost of a token in one decoder layer, independent of the card.
 
-Costs of experts, DoRA and mixers with a state were fitted to half of the rows of a few layers each
-on an H100 (`tests.bench.bench_planning --families`), and held against the other half.
+Costs of experts, DoRA and mixers with a state were fitted to half of the measurements of a few
+layers each on an H100 (`tests.bench.bench_planning --families`) and verified with the other half.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from app.planning.shape.model_shape import LayerShape, ModelShape, choose_target
 
 UNPACKED_EXPERT = 2.0
 """Time to unpack a 4-bit weight of an expert, relative to one of a linear layer."""
-# Values read and written for each feature that dropout decides about, in each of three passes: the
-# masked copy is written, read by the product and by that of the gradient, whose own masked copy is
-# written and read. The hash takes no longer than that.
+# Values read and written for each feature under dropout, per each of three passes: the masked copy
+# is written, read by the product and by that of the gradient, whose own masked copy is written and
+# read. Computing the mask's hash takes no longer than that.
 _DROPOUT_VALUES = 5.0 / 3
-# The same for each output that DoRA multiplies by a magnitude, in fp32.
+# Values for each output that DoRA multiplies by a magnitude, in fp32.
 _DORA_VALUES = 3.25
-# The same for each feature that is handed to an expert: rows are gathered, multiplied by their
+# Values for each feature that is routed to an expert: rows are gathered, multiplied by their
 # weights and added up.
 _ROUTED_VALUES = 10
-# Time of the experts' products beyond that of large ones, as a share: each gets few rows.
+# Extra time of the experts' products over large ones, as a share, since each has few rows.
 _EXPERT_LOSS = 1.48
-# Traffic of a mixer's operator, both passes, as a multiple of the most that its backward pass has
-# at once; and of repeating its forward pass.
+# Memory traffic of a mixer's operator in both passes and in a repeated forward pass, as multiples
+# of its backward pass's scratch memory.
 _MIXER_TRAFFIC = {"delta": (21.5, 5.5), "mamba": (12.0, 4.6), "both": (12.0, 4.6)}
 
 
 def count_met_weights(layer: LayerShape) -> int:
-    """Return the weights of one layer that a token is multiplied with."""
+    """Return the number of weights of one layer that a token is multiplied with."""
     return sum(one.num_weights for one in layer.linears) + layer.num_router + layer.num_met_params
 
 
 def count_products(layer: LayerShape, spec: RunSpec) -> int:
-    """Return the same, with weights that see two inputs twice: those of DoRA with dropout."""
+    """Return the number of products per token: weights, some counted twice."""
+    # DoRA with dropout multiplies its base weights with the plain and with the masked input.
     adapter = spec.adapter
     if adapter.kind == "full" or not (adapter.dora and adapter.dropout):
         return count_met_weights(layer)
@@ -43,7 +44,7 @@ def count_products(layer: LayerShape, spec: RunSpec) -> int:
 
 
 def count_lost_products(layer: LayerShape) -> float:
-    """Return the weights of large products that take as long as what experts lose."""
+    """Return the experts' loss of time, as the number of weights of equally slow large products."""
     return _EXPERT_LOSS * layer.num_met_params
 
 
@@ -55,9 +56,9 @@ def count_operand_bytes(layer: LayerShape) -> float:
 def count_traffic_bytes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> float:
     """Return the bytes that one layer reads and writes between its products per token, forward.
 
-    Norms and residuals: ten times the hidden features; rotary positions: queries and keys read and
-    written; the gate: two read and one written. Adapters read the input
-    that they share, and add to their outputs.
+    Norms and residuals touch the hidden features ten times; rotary positions read and write queries
+    and keys; the gate reads two values and writes one. Adapters read their shared input and add to
+    their outputs.
     """
     heads = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
     inner = shape.ffn
@@ -80,7 +81,7 @@ def count_traffic_bytes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> 
 
 
 def count_mixer_bytes(layer: LayerShape) -> tuple[float, float]:
-    """Return the traffic of a layer's operator with a state per token, and of repeating it."""
+    """Return a mixer operator's bytes per token in both passes, and in a repeated forward pass."""
     both, again = _MIXER_TRAFFIC.get(layer.kind, (0.0, 0.0))
     scratch_bytes = count_mixer(layer, 2).scratch_bytes
     return both * scratch_bytes, again * scratch_bytes

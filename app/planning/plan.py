@@ -1,8 +1,8 @@
-"""Find the fastest way to train that fits: `make_plan`, quick enough to follow typing.
+"""Find the fastest candidate that fits: `make_plan`, quick enough to follow typing.
 
-A mode that the trainer cannot run is computed and shown, but never chosen. Nodes that a run file
-names are all used, and so is a mode that it names; `nodes: all` and `parallel: auto` leave the
-choice to the plan (see `choice`).
+A mode that the trainer cannot run yet is computed and shown, but never chosen. A plan uses all
+nodes and the mode that the run file names; `nodes: all` and `parallel: auto` leave the choice to it
+(see `choice`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from app.planning.strategies.registry import PLANNED_MODES, propose_candidates
 
 
 def make_plan(request: PlanRequest) -> Plan:
-    """Return the fastest candidate that fits, why the others lost, and advice."""
+    """Return the fastest candidate that fits, the runners-up with reasons, and advice."""
     case = open_case(request)
     found = sorted(propose_candidates(case), key=lambda one: (not one.fits, one.step_s))
     chosen = choose(request.spec, case.cluster, found)
     others = [explain(case, one, chosen) for one in _keep_best(case, found) if one is not chosen]
     if chosen is None:
+        # Without a plan, the nearest miss explains the most.
         others.sort(key=lambda one: _order_misfit(request, one))
     if chosen is not None:
         chosen = explain(case, chosen, chosen, _find_whole(found))
@@ -49,23 +50,21 @@ def make_plan(request: PlanRequest) -> Plan:
 
 
 def _order_misfit(request: PlanRequest, one: Candidate) -> tuple[bool, bool, bool, float]:
-    """Return the place of a candidate where none is chosen: the nearest to fitting comes first.
-
-    What keeps the mode that the run file names from fitting is what its reader asks.
-    """
+    """Return a sort key for candidates if no candidate is chosen; the nearest to fitting first."""
+    # The mode of the run file comes first: the user wants to know why it does not fit.
     is_other = request.spec.parallel not in ("auto", one.mode)
     worst = max(gpu.memory.expected_bytes / gpu.room_bytes for gpu in one.gpus)
     return is_other, not one.fits, not one.runnable, worst
 
 
 def _find_whole(found: list[Candidate]) -> Candidate | None:
-    """Return the fastest candidate that can be run and whose GPUs hold the model."""
+    """Return the fastest runnable candidate whose GPUs hold the whole model, or None."""
     whole = (one for one in found if one.fits and one.runnable and not one.divides_layers)
     return next(whole, None)
 
 
 def _disk_notes(case: Case, chosen: Candidate | None) -> list[str]:
-    """Return what is assumed about SSDs from which the chosen plan streams weights."""
+    """Return the assumption about unmeasured SSDs from which the chosen plan streams weights."""
     if chosen is None:
         return []
     reading = {gpu.node for gpu in chosen.gpus if gpu.streams_from == "disk"}
@@ -82,16 +81,16 @@ def _disk_notes(case: Case, chosen: Candidate | None) -> list[str]:
 
 
 def _keep_best(case: Case, found: list[Candidate]) -> list[Candidate]:
-    """Return the best few of each mode and the plan of all GPUs, without equivalent ones."""
+    """Return the best candidates of each mode and the plan of all GPUs, without duplicates."""
     counts: dict[ParallelMode, int] = {}
     seen: set[tuple[object, ...]] = set()
     kept = []
     for one in found:
-        # Equal cards in other PCs give the same plan again; one of them is enough.
+        # Equal cards in other PCs give an equivalent plan; one of them is enough.
         alike = (one.mode, round(one.step_s, 6), *sorted(gpu.card for gpu in one.gpus))
         counts[one.mode] = counts.get(one.mode, 0) + (alike not in seen)
         most = PLANNED_MODES[one.mode].max_shown
-        # A start uses all GPUs.
+        # A start uses all GPUs, so that plan is always shown.
         mode = PARALLEL[one.mode]
         is_started = mode.runnable and not mode.uses_one_gpu
         is_asked = is_started and len(one.gpus) == len(case.workers)

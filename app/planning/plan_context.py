@@ -1,4 +1,4 @@
-"""A request prepared for planning: what each GPU can do, computed once for all parallel modes."""
+"""A request prepared for planning: the abilities of each GPU, computed once for all modes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from app.planning.setting_search import choose_setting
 from app.planning.shape.model_shape import ModelShape
 from app.planning.throughput import ModelCost, PlannedPace
 
-# Share of its power limit that a GPU draws while it computes, and while it waits.
+# Share of its power limit that a GPU draws while it computes and while it waits.
 _BUSY_SHARE, _WAITING_SHARE = 0.9, 0.25
 SEQUENCES_AT_ONCE = (8, 4, 2, 1)
-"""Micro-batch sizes, in sequences, that modes without a search of the trainer try in turn."""
+"""Micro-batch sizes, in sequences, tried in turn in modes without a search by the trainer."""
 # Latency of a collective between GPUs of one node, in seconds.
 _LOCAL_LATENCY_S = 0.00002
 
@@ -44,25 +44,23 @@ class Worker:
     host_bytes: int
     """Host memory that this GPU may use for offloading, in bytes."""
     disk_bytes_per_s: float
-    """Sequential reads from the node's SSD, in bytes per second, while its other GPUs read, too."""
+    """Sequential reads from the node's SSD while its other GPUs also read, in bytes per second."""
 
     @property
     def like(self) -> tuple[object, ...]:
-        """Everything that decides how it trains; equal for equal cards, so results can be
-        reused.
-        """
+        """Key of all that decides how it trains; equal cards share results in the cache."""
         card = (self.gpu.name, self.memory, self.host_bytes, self.disk_bytes_per_s)
         return (*card, self.rates, self.correction)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A request with everything that all parallel modes share."""
+    """A request with the inputs that all parallel modes share."""
 
     spec: RunSpec
     shape: ModelShape
     cluster: Cluster
-    """The nodes that the spec names."""
+    """Nodes that the spec names."""
     workers: tuple[Worker, ...]
     work: ModelCost
     rows: RowLengths
@@ -90,7 +88,7 @@ class Case:
         return tuple(one for one in self.workers if one.node.name in wanted)
 
     def fit(self, worker: Worker, ranks: int) -> Fit:
-        """Forecast what the trainer will choose on this GPU, as one of `ranks`."""
+        """Return the setting that the trainer will choose on this GPU as one of `ranks`."""
         key = (*worker.like, ranks)
         if key not in self.fits:
             self.fits[key] = self._fit(worker, ranks)
@@ -102,8 +100,8 @@ class Case:
         if factor == 1.0:
             return found
         more = int((factor - 1) * found.memory.allocated_bytes)
-        # Past runs needed more than forecast: search again in a card that is smaller by as much,
-        # since the trainer would find less room, too.
+        # Past runs needed more than forecast, so the trainer would find less room: search again
+        # with a card that is smaller by as much.
         if more > 0:
             room = found.room_bytes - found.memory.desktop_bytes
             smaller = replace(worker.memory, cap_bytes=max(1, room - more))
@@ -129,7 +127,7 @@ class Case:
         return pace.tokens_per_s(fit.setting, self.rows, ranks=ranks)
 
     def busy_s(self, worker: Worker, fit: Fit, num_rows: float, ranks: int) -> float:
-        """Return the seconds of a step in which a GPU computes so many rows."""
+        """Return the seconds of a step that a GPU needs for this number of rows."""
         pace = worker.pace.keep_unpacked(fit.unpacked_share)
         return pace.seconds(num_rows * self.mean_tokens, fit.setting, self.rows, ranks=ranks)
 
@@ -172,14 +170,13 @@ class Case:
 
     def checkpoint_s(self, step_s: float, state_bytes: float, worker: Worker) -> float:
         """Return the seconds that copies of the state to host memory add to each step."""
+        # Only the copy stalls training; a background thread writes it to disk.
         when, copy_s = self.spec.checkpoint, state_bytes / worker.rates.to_host_bytes_per_s
         by_time = copy_s * step_s / (when.every_minutes * 60) if when.every_minutes else 0.0
         return by_time + (copy_s / when.every_steps if when.every_steps else 0.0)
 
     def total_s(self, step_s: float) -> float | None:
-        """Return the duration of the whole run in seconds; None: the number of steps is not
-        known.
-        """
+        """Return the duration of the whole run in seconds; None: unknown number of steps."""
         return None if self.num_steps is None else self.num_steps * step_s
 
     def energy_wh(
@@ -189,8 +186,8 @@ class Case:
 
         Args:
             workers: GPUs that take part.
-            busy_s: seconds of a step in which each of them computes.
-            step_s: seconds of the whole step.
+            busy_s: seconds of a step in which each GPU computes.
+            step_s: duration of the whole step, in seconds.
         """
         powers = [worker.gpu.power_w for worker in workers]
         if self.num_steps is None or any(power is None for power in powers):
@@ -216,7 +213,7 @@ def gpu_plan(
     tokens_per_s: float,
     layers: tuple[int, int] | None = None,
 ) -> GpuPlan:
-    """Return the part of one GPU in a candidate."""
+    """Return one GPU's part in a candidate."""
     return GpuPlan(
         node=worker.node.name,
         device=worker.gpu.device,

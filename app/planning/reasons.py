@@ -1,4 +1,4 @@
-"""Explain in one sentence why a candidate was chosen or why it lost."""
+"""Explain in one sentence why a candidate was chosen or rejected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.planning.strategies.registry import PLANNED_MODES
 from app.text import show_share
 
 _NOT_YET = "not trained by this version yet"
-# Share of a step from which the wait for weights explains a plan.
+# Share of a step from which the wait for weights is reported.
 _LEAST_WAIT = 0.05
 
 
@@ -23,10 +23,10 @@ def explain(
     """Return the candidate with its reason.
 
     Args:
-        case: what is planned.
-        candidate: the one to explain.
-        chosen: the chosen one; None: none is.
-        rival: the fastest one that fits and whose GPUs hold the model; None: there is none.
+        case: the prepared request.
+        candidate: the candidate to explain.
+        chosen: the chosen candidate, if any.
+        rival: the fastest candidate that fits and whose GPUs hold the whole model, if any.
     """
     if candidate.reason:
         return candidate
@@ -34,7 +34,7 @@ def explain(
 
 
 def name_nodes(nodes: tuple[str, ...]) -> str:
-    """Join node names as in a sentence.
+    """Join names of nodes as in a sentence.
 
     >>> name_nodes(("alpha",)), name_nodes(("alpha", "beta", "gamma"))
     ('alpha', 'alpha, beta and gamma')
@@ -61,14 +61,15 @@ def _reason(
         return f"{who}: {_misfit(case, candidate)}"
     words = _network_words(case, candidate) or _wait_words(candidate)
     if candidate is chosen:
-        said = (_gain_words(case, candidate, rival), _tier_words(candidate), words)
-        return "; ".join([f"{who}: the fastest that fits", *(part for part in said if part)])
+        parts = (_gain_words(case, candidate, rival), _tier_words(candidate), words)
+        return "; ".join([f"{who}: the fastest that fits", *(part for part in parts if part)])
     if chosen is None:
         later = "" if candidate.runnable else f", but {_NOT_YET}"
         return f"{who}: fits{later}{words and f'; {words}'}"
     ratio = candidate.step_s / chosen.step_s
     pace = f"{ratio:.1f} times as long per step" if ratio >= 1.05 else "about as fast"
     if ratio < 0.95:
+        # A faster candidate lost: it is not runnable, or `auto` mistrusts its forecast.
         pace = f"{1 / ratio:.1f} times as fast"
         if candidate.runnable and candidate.divides_layers:
             if case.spec.parallel == "auto" and weigh(candidate) >= weigh(chosen):
@@ -79,7 +80,7 @@ def _reason(
 
 
 def _gain_words(case: Case, candidate: Candidate, rival: Candidate | None) -> str:
-    """Say why a model is divided that would fit; empty: it is not, or would not fit."""
+    """Return why a model is divided although it would fit whole; empty: not so."""
     if case.spec.parallel != "auto" or not candidate.divides_layers or rival is None:
         return ""
     ratio = rival.step_s / candidate.step_s
@@ -88,14 +89,14 @@ def _gain_words(case: Case, candidate: Candidate, rival: Candidate | None) -> st
 
 
 def _doubt(candidate: Candidate) -> str:
-    """Say why a way that divides the model was not chosen although its forecast is better."""
+    """Return why a mode that divides the model was not chosen although its forecast is better."""
     doubt = "by less than forecasts may be off"
     survives = PARALLEL[candidate.mode].keeps_whole_state
     return doubt if survives else f"{doubt}, and a lost node stops it"
 
 
 def _tier_words(candidate: Candidate) -> str:
-    """Say where streamed weights wait; empty: nothing is streamed."""
+    """Return where streamed weights are kept, as a clause; empty: nothing is streamed."""
     tiers = [gpu.streams_from for gpu in candidate.gpus if gpu.streams_from is not None]
     if not tiers:
         return ""
@@ -107,7 +108,7 @@ def _tier_words(candidate: Candidate) -> str:
 
 
 def _misfit(case: Case, candidate: Candidate) -> str:
-    """Name the GPU that lacks the most memory, else the PC that lacks RAM."""
+    """Return the GPU that lacks the most memory, else the PC that lacks RAM, as a clause."""
     short = [gpu for gpu in candidate.gpus if gpu.memory.expected_bytes > gpu.room_bytes]
     crowded = [gpu for gpu in candidate.gpus if not gpu.fits_host]
     if crowded and not short:
@@ -124,10 +125,7 @@ def _misfit(case: Case, candidate: Candidate) -> str:
 
 
 def _network_words(case: Case, candidate: Candidate) -> str:
-    """Describe the network's part of a step; empty: it is too small to matter.
-
-    For weights that are gathered, that is all the time on the wire, hidden or not.
-    """
+    """Describe the network's part of a step; empty: it is too small to matter."""
     if len(candidate.gpus) < 2:
         return ""
     seconds, step_s = candidate.parts_s.network_s, candidate.step_s
@@ -139,6 +137,7 @@ def _network_words(case: Case, candidate: Candidate) -> str:
             else ""
         )
     measure = PLANNED_MODES[candidate.mode].wire_s
+    # For gathered weights the sentence names all time on the wire, hidden or not.
     if measure is not None:
         seconds = measure(case, candidate)
     return f"{_seconds(seconds)} of network per step over {_rate(case, candidate)}"
@@ -160,6 +159,7 @@ def _rate(case: Case, candidate: Candidate) -> str:
     link = case.ring(case.of(candidate.nodes))
     if link.source == "measured":
         return f"{link.bytes_per_s / 1e6:.0f} MB/s"
+    # Back from payload to the nominal speed, by which users know their network.
     return (
         f"{link.bytes_per_s * 8 / 0.94e9:.3g} Gb/s" if len(candidate.nodes) > 1 else "PCI Express"
     )

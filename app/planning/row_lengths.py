@@ -1,8 +1,8 @@
-"""Lengths of a run's rows, and the micro-batches that the trainer makes of a typical batch.
+"""Lengths of a run's rows, and the trainer's division of a typical batch into micro-batches.
 
-Micro-batches of one size are replayed, which hides what the host needs to launch them, but rows of
-unlike length have to be padded for that. So what a step costs depends on the lengths and not on
-their mean alone. The division is the trainer's own (`agents.contract.micro_shapes`).
+Micro-batches of one size are replayed, which hides the host's launch time, but rows of different
+lengths have to be padded for that. So the cost of a step depends on the lengths and not on their
+mean alone. The division is the trainer's own (`agents.contract.micro_shapes`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from statistics import NormalDist
 
 from agents.contract.micro_shapes import find_size, group_examples, round_up_tokens
 
-# Rows of a batch that are divided one by one; larger batches repeat that pattern.
+# Maximum number of rows that are divided one by one; larger batches repeat that pattern.
 _MAX_ROWS = 256
-# Width of the log-normal distribution that is assumed where only mean and maximum are known, as in
-# chats and instructions; rows whose mean is nearer to the maximum than this share count as equal.
+# Width of the log-normal distribution assumed if only mean and maximum are known, typical of chats
+# and instructions. Rows whose mean exceeds this share of the maximum count as equally long.
 _SIGMA, _EQUAL_SHARE = 0.8, 0.95
 _NUM_ASSUMED = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowLengths:
-    """Lengths of rows, as the run cuts and packs them."""
+    """Lengths of rows after the run's truncation and packing."""
 
     mean_tokens: float
     lengths: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ class RowLengths:
 
 
 def assume_lengths(mean_tokens: float, longest_tokens: int) -> RowLengths:
-    """Return the lengths of rows of which only mean and maximum are known.
+    """Return assumed lengths of rows with a known mean and maximum only.
 
     >>> rows = assume_lengths(300.0, 1024)
     >>> rows.lengths[0], rows.lengths[-1], round(sum(rows.lengths) / len(rows.lengths))
@@ -56,7 +56,7 @@ def assume_lengths(mean_tokens: float, longest_tokens: int) -> RowLengths:
     points = [(i + 0.5) / _NUM_ASSUMED for i in range(_NUM_ASSUMED)]
     shape = [math.exp(normal.inv_cdf(one)) for one in points]
     low, high = 0.0, float(longest_tokens)
-    # Cutting at the maximum lowers the mean, so the scale is found by bisection.
+    # Truncation at the maximum lowers the mean in no closed form, so bisect for the scale.
     for _ in range(40):
         middle = (low + high) / 2
         found = sum(min(longest_tokens, middle * one) for one in shape) / len(shape)
@@ -66,7 +66,7 @@ def assume_lengths(mean_tokens: float, longest_tokens: int) -> RowLengths:
 
 
 def pick_lengths(lengths: Iterable[int], most_tokens: int) -> tuple[int, ...]:
-    """Return a few lengths that are typical of many, cut at `most_tokens`, in ascending order.
+    """Return a few typical lengths, truncated to `most_tokens`, in ascending order.
 
     >>> pick_lengths([30, 10, 99], 50)
     (10, 30, 50)
@@ -82,20 +82,20 @@ class Division:
     """Micro-batches of a rank's part of a batch."""
 
     sizes: tuple[int, ...]
-    """Tokens of each, padding included."""
+    """Tokens of each micro-batch, padding included."""
     num_tokens: int
-    """Tokens of all rows."""
+    """Tokens of all rows, without padding."""
 
 
 @functools.lru_cache(maxsize=512)
 def divide(rows: RowLengths, num_rows: int, micro_tokens: int, *, padded: bool) -> Division:
-    """Return the micro-batches of so many typical rows.
+    """Return the micro-batches of typical rows.
 
     Args:
-        rows: Lengths of the run's rows.
-        num_rows: Rows of this rank; of more than 256 the pattern of 256 is returned.
-        micro_tokens: Limit of a micro-batch, in tokens.
-        padded: Whether they are filled and padded to sizes that repeat, so as to be replayed. Rows
+        rows: lengths of the run's rows.
+        num_rows: number of rows of this rank; beyond 256 the division of 256 rows is returned.
+        micro_tokens: limit of a micro-batch, in tokens.
+        padded: whether micro-batches are filled and padded to repeating sizes, for replay. Rows
             that all have one length, a multiple of 64, need no padding.
 
     >>> chat = RowLengths(mean_tokens=20, lengths=(10, 20, 30))

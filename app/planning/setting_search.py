@@ -1,6 +1,6 @@
-"""Forecast which setting the trainer's own search will choose on a GPU.
+"""Forecast the setting that the trainer's own search will choose on a GPU.
 
-It repeats the search of agents/trainer/execution/tuner.py with forecasts instead of measurements.
+The search is that of agents/trainer/execution/tuner.py, with forecasts instead of measurements.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from app.planning.memory.gpu import choose_width
 from app.planning.memory.phases import measure_layers, worst_pass_bytes
 from app.planning.shape.model_shape import ModelShape
 
-# Share of the card's memory that unpacked weights leave free beyond that.
+# Share of the card's memory that unpacked weights leave free beyond the trainer's own margin.
 _SPARE_SLACK = 0.02
-# Times that a setting which turns out too large is chosen again, with less room.
+# Maximum number of further searches with less room after a setting turned out too large.
 _MAX_RETRIES = 8
 
 
@@ -48,19 +48,19 @@ def choose_setting(  # noqa: PLR0913 - all that the search depends on
     bus_bytes_per_s: float = 0.0,
     token_s: Callable[[MemorySetting], float],
 ) -> Fit:
-    """Forecast what the trainer's own search will choose.
+    """Forecast the setting that the trainer's own search will choose.
 
     It starts with one example and doubles the tokens of a micro-batch as long as that is faster,
     offloading or recomputing more layers where memory requires it.
 
     Args:
         longest_tokens: length of the longest example.
-        mean_tokens: mean length of an example; with the batch it bounds a micro-batch.
+        mean_tokens: mean length of an example; a micro-batch never exceeds a rank's batch.
         gpu: the card.
         ranks: number of ranks in the run.
         host_bytes: host memory that may hold offloaded activations.
         bus_bytes_per_s: bandwidth from the card to host memory; 0: nothing can be offloaded.
-        token_s: returns the seconds of a token, both passes, under a setting.
+        token_s: returns the seconds of a token in both passes under a setting.
     """
     search = _Search(
         shape=shape, spec=spec, longest_tokens=longest_tokens, gpu=gpu, ranks=ranks,
@@ -71,12 +71,14 @@ def choose_setting(  # noqa: PLR0913 - all that the search depends on
     most_tokens = min(MOST_TOKENS, max(longest_tokens, most))
     setting = search.choose(most_tokens)
     memory = search.estimate(setting)
-    # The search counts bytes per token alone; the trainer sees what they leave out when it tries.
+    # The search extrapolates bytes per token; the full forecast may be higher, as the trainer
+    # notices when it tries a setting. Then search again with less room.
     taken_bytes = 0
     for _ in range(_MAX_RETRIES):
         over_bytes = memory.expected_bytes - gpu.room_bytes
         if over_bytes <= 0:
             break
+        # Doubled, so that the loop ends after few searches.
         taken_bytes = 2 * taken_bytes + over_bytes
         setting = search.choose(most_tokens, taken_bytes)
         memory = search.estimate(setting)
@@ -93,13 +95,13 @@ def share_unpacked(
 ) -> float:
     """Return the share of the 4-bit weights that the trainer keeps unpacked in free memory.
 
-    Each of them takes the bytes of its type instead of half a byte; see `fill_spare_memory` in
-    agents/trainer/execution/setting.py.
+    See `fill_spare_memory` in agents/trainer/execution/setting.py.
     """
     if spec.adapter.kind != "qlora":
         return 0.0
     most = gpu.room_bytes - gpu.desktop_bytes - gpu.context_bytes
     spare = most * (MEMORY_SHARE - _SPARE_SLACK) - memory.allocated_bytes
+    # An unpacked weight replaces half a byte by the full width of its type.
     return min(1.0, max(0.0, spare / ((choose_width(spec, gpu) - 0.5) * shape.num_nf4)))
 
 
@@ -127,11 +129,11 @@ class _Search:
         )
 
     def choose(self, most_tokens: int, taken_bytes: int = 0) -> MemorySetting:
-        """Return the fastest setting, or the smallest one where none fits.
+        """Return the fastest setting, or the smallest one if no setting fits.
 
         Args:
-            most_tokens: limit of a micro-batch.
-            taken_bytes: memory that passes may not use, beside what rests.
+            most_tokens: limit of a micro-batch, in tokens.
+            taken_bytes: additional memory that passes may not use, in bytes.
         """
         num_all = 0 if self.spec.recompute == "none" else self.shape.num_layers
         least = MemorySetting(micro_tokens=self.longest_tokens, num_recomputed=num_all)
@@ -143,6 +145,7 @@ class _Search:
             now = best.micro_tokens
             found = self._try(needs, room_bytes, min(2 * now, most_tokens))
             if found is None or self.token_s(found) * (1 + LEAST_GAIN) > self.token_s(best):
+                # Doubling no longer pays; the trainer also tries half of that step.
                 between = self._try(needs, room_bytes, min(3 * now // 2, most_tokens))
                 return min((s for s in (best, found, between) if s), key=self.token_s)
             best = found
@@ -151,32 +154,31 @@ class _Search:
     def _needs(self, least: MemorySetting) -> Needs:
         tokens = self.longest_tokens
         twice = replace(least, micro_tokens=2 * tokens)
+        # Two points give the bytes per token and the fixed part.
         once_bytes, twice_bytes = (
             worst_pass_bytes(self.shape, self.spec, setting, self.gpu, longest_tokens=tokens)
             for setting in (least, twice)
         )
         token_bytes = min(once_bytes / tokens, (twice_bytes - once_bytes) / tokens)
-        one = measure_layers(self.shape, self.spec, self.gpu, tokens, 1)
+        layer = measure_layers(self.shape, self.spec, self.gpu, tokens, 1)
         return Needs(
             tokens=1,
             fixed_bytes=once_bytes - token_bytes * tokens,
             token_bytes=token_bytes,
-            layer_bytes=one.kept_bytes / tokens,
-            input_bytes=one.input_bytes / tokens,
+            layer_bytes=layer.kept_bytes / tokens,
+            input_bytes=layer.input_bytes / tokens,
             pass_s=self.token_s(least),
             bus_bytes_per_s=self.bus_bytes_per_s if self.host_bytes else 0.0,
         )
 
     def _room_bytes(self) -> float:
-        """Return the bytes that passes may use, weights and states subtracted, as the trainer
-        counts.
-        """
+        """Return the bytes that the passes may use, by the trainer's rule."""
         rest_bytes = count_rest_bytes(self.shape, self.spec, self.gpu)
         most = self.gpu.room_bytes - self.gpu.desktop_bytes - self.gpu.context_bytes
         return most * MEMORY_SHARE - rest_bytes - count_state_bytes(self.shape, self.spec)
 
     def _try(self, needs: Needs, room_bytes: float, tokens: int) -> MemorySetting | None:
-        """Return the faster of offloading and not offloading; None: the card is too small."""
+        """Return the faster setting of offloading and not offloading; None: neither fits."""
         found: list[MemorySetting] = []
         for may_move in (True, False):
             plan = choose_plan(

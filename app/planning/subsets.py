@@ -1,4 +1,4 @@
-"""Choose which nodes to combine: every subset is rated by an estimate that costs microseconds.
+"""Choose subsets of the nodes by an estimate that takes microseconds per subset.
 
 A step takes about as long as all tokens at the summed speed, plus the part of the gradient
 exchange on the slowest link of the ring that the last backward pass does not hide. Only the best
@@ -16,12 +16,12 @@ from app.planning.hardware.network import gradient_bytes, hide, ring_s
 from app.planning.plan_context import Case
 
 MAX_NODES = 10
-"""Number of nodes up to which every subset is rated (1,023); beyond, only the fastest N."""
+"""Number of nodes up to which every subset is rated (1,023); with more, only the N fastest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prospect:
-    """What one node would contribute."""
+    """Contribution of one node."""
 
     name: str
     tokens_per_s: float
@@ -40,7 +40,7 @@ def rank_subsets(case: Case, prospects: list[Prospect], num: int) -> list[tuple[
     """Return up to `num` subsets of these nodes, the best first.
 
     Args:
-        case: what is planned.
+        case: the prepared request.
         prospects: nodes that can take part, in the order of the cluster.
         num: maximum number of subsets.
     """
@@ -56,7 +56,7 @@ def rank_subsets(case: Case, prospects: list[Prospect], num: int) -> list[tuple[
         (_estimate_s(case, some, links, num_bytes), len(some), [one.name for one in some])
         for some in _subsets(prospects)
     ]
-    # Among equals fewer nodes win, then names, so that the order never depends on chance.
+    # Ties go to fewer nodes, then to names, so that the order is deterministic.
     return [tuple(names) for _, _, names in sorted(weighed)[:num]]
 
 

@@ -1,17 +1,17 @@
-"""Forecast how long a GPU needs for its part of a step.
+"""Forecast the time that a GPU needs for its part of a step.
 
-A roofline whose terms add up, since a layer's kernels run one after the other: matrix products at
-the rate that the card sustains, with the traffic of their operands, which is what makes the thin
-layers of small models slower; attention at its own rate; pointwise kernels at the speed of the
+The model is a roofline whose terms are summed, since a layer's kernels run one after the other:
+matrix products at the card's sustained rate plus the traffic of their operands, which slows down
+the thin layers of small models; attention at its own rate; pointwise kernels at the speed of the
 card's memory; and 4-bit weights unpacked once per pass, unless free memory holds them unpacked. A
-micro-batch that is not replayed takes at least what the host needs to launch it.
+micro-batch that is not replayed takes at least the time in which the host launches it.
 
 The shares below hold for compiled layers (see agents/trainer/execution/layers.py). They were fitted
-to 27 passes on an H100 and held against 23 others (`tests.bench.planning.planning_table`).
+to 27 passes on an H100 and verified with 23 others (`tests.bench.planning.planning_table`).
 
 FLOPs as in agents/trainer/metrics/flops.py (PaLM, arXiv:2204.02311, appendix B): a frozen weight
-counts 4 per token, a trained one 6, and 2 more if its layer recomputes. DPO with an adapter runs
-the base model as reference first, and recomputes its logits for their gradient.
+counts 4 per token, a trained one 6, and 2 more if its layer recomputes. DPO with an adapter first
+runs the base model as reference, and recomputes its logits for their gradient.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ from app.planning.row_lengths import Division, RowLengths, divide
 from app.planning.shape.model_shape import ModelShape, choose_targets
 
 LAYER_SHARE = 0.93
-"""Share of the rate of large matrix products that those of a layer reach."""
+"""Rate of a layer's matrix products, as a share of the rate of large ones."""
 AGAIN_SHARE = 0.88
-"""The same for those that recompute activations."""
+"""The same for products that recompute activations."""
 HEAD_SHARE = 0.83
 """The same for the head, which works on chunks of tokens."""
 ATTENTION_SHARE = 0.36
 """The same for both passes of exact attention, whose backward pass is deterministic."""
 TRAFFIC_SHARE = 0.77
-"""Share of the rate of a copy that the kernels between the products reach."""
-# Share of the forward pass's traffic that recomputing costs: most of it is fused into kernels of
-# the backward pass, which need the same values.
+"""Rate of the kernels between the products, as a share of the rate of a copy."""
+# Additional traffic of recomputing, as a share of the forward pass's: most of it is fused into
+# kernels of the backward pass, which need the same values.
 _TRAFFIC_AGAIN = 0.25
 # Launch overhead of one layer that is not hidden, both passes, in seconds.
 _LAYER_PASS_S = 0.00024
-# CPU time to launch all kernels of a layer, both passes; more for each adapter; and more if weights
-# are unpacked, in seconds. A lower bound of any pass, which matters for small models on the fastest
-# cards. It is 0.7 of what 40 rows took on an H200 while the CPU compiled other models; on an idle
-# CPU a pass of 4.4 ms per layer was not delayed yet.
+# CPU time to launch all kernels of a layer, both passes; additionally for each adapter; and if
+# weights are unpacked, in seconds. This lower bound of any pass matters for small models on the
+# fastest cards. It is 0.7 of the time that 40 rows took on an H200 while the CPU compiled other
+# models; on an idle CPU a pass of 4.4 ms per layer was not delayed yet.
 _LAUNCH_S, _LAUNCH_TARGET_S, _LAUNCH_UNPACK_S = 0.0024, 0.00034, 0.0004
-# More CPU time if a layer recomputes its activations, and if it also unpacks weights, in seconds.
+# Additional CPU time if a layer recomputes, and if it also unpacks weights, in seconds.
 _LAUNCH_AGAIN_S, _LAUNCH_UNPACK_AGAIN_S = 0.0013, 0.002
-# Logits per chunk of the loss; bytes that it reads and writes for each: with PyTorch's functions in
+# Logits per chunk of the loss, and bytes read and written for each: with PyTorch's functions in
 # fp32, and with a kernel that turns logits into their gradient in half precision (written by the
-# product, read twice, written, read by the next product; as long as six such passes).
+# product, read twice, written, read by the next product; measured as long as six such passes).
 _CHUNK_LOGITS, _LOGIT_BYTES = 1 << 24, 32
 _KERNEL_LOGITS, _KERNEL_LOGIT_BYTES = 1 << 25, 12
 # Bytes per chunk and weight of the head: read in both passes; if it is trained, the chunk's part is
 # added to its fp32 gradient.
 _HEAD_BYTES, _HEAD_BYTES_FULL = 4.0, 16.0
-# Heads up to this width reach only this share of the rate of attention.
+# Heads up to this width slow attention down to this share of its rate.
 _NARROW_HEAD, _NARROW_SHARE = 64, 0.65
 # Bytes per weight and micro-batch in full training: fp32 weights are read and cast for both passes,
 # gradients are written, cast and added. Frozen weights are read while products compute.
@@ -76,13 +76,13 @@ _WEIGHT_BYTES_FULL = 28.0
 # values for each of its operations, and in 8 bits computing takes longer than reading (measured
 # with 1.2 and 3.2 billion values on an H200).
 _STEP_BYTES = {"adamw": 68.0, "adamw_8bit": 101.0, "paged_adamw_8bit": 109.0}
-# Traffic and CPU time of layers that are not compiled, relative to compiled ones. Transformers with
-# PEFT took 259 and 321 ms for 2,048 and 4,096 tokens of Llama-2-7B in NF4, with all activations
-# kept, where compiled layers took 137 and 234 (one H200).
+# Traffic and CPU time of layers that are not compiled, relative to compiled ones. On an H200,
+# Transformers with PEFT took 259 and 321 ms for 2,048 and 4,096 tokens of Llama-2-7B in NF4 with
+# all activations kept; compiled layers took 137 and 234 ms.
 _EAGER_TRAFFIC, _EAGER_LAUNCH = 3.0, 1.9
-# Micro-batches of unlike rows whose speed is typical.
+# Number of micro-batches that gives a typical speed if rows differ in length.
 _NUM_TYPICAL = 4
-# Kinds of layers whose tokens attend to all before them.
+# Kinds of layers whose tokens attend to all previous ones.
 _ATTENDING = ("attention", "both")
 # Rate of fp32 products relative to bf16.
 _FP32_SHARE = 0.5
@@ -93,30 +93,30 @@ class ModelCost:
     """Cost of a model independent of the card, per token of forward and backward pass."""
 
     layer_flops: float
-    """Matrix products of all layers, both passes, adapters included."""
+    """Matrix products of all layers in both passes, adapters included, in FLOPs."""
     layer_again_flops: float
-    """Additional products if every layer recomputes its activations."""
+    """Additional products if every layer recomputes its activations, in FLOPs."""
     lost_flops: float
-    """What else would be computed while products of experts, which get few rows, keep waiting."""
+    """Loss of time of the experts' products, which have few rows, as FLOPs of large products."""
     lost_again_flops: float
     attention_flops: float
     attention_again_flops: float
     head_flops: float
     head_weight_bytes: float
-    """Weights of the head that are read, in bytes."""
+    """Reads of the head's weights, in bytes."""
     logit_bytes: float
     traffic_bytes: float
-    """Traffic between the products of all layers, both passes, in bytes."""
+    """Traffic between the products of all layers in both passes, in bytes."""
     traffic_again_bytes: float
     operand_bytes: float
-    """Inputs and outputs of the products of all layers, both passes, in bytes."""
+    """Inputs and outputs of the products of all layers in both passes, in bytes."""
     operand_again_bytes: float
     weight_bytes: float
-    """Bytes of each micro-batch for weights that are trained, and their gradients."""
+    """Traffic per micro-batch for trained weights and their gradients, in bytes."""
     quantized_values: float
-    """Number of 4-bit weights in all layers; those of experts count by the time they take."""
+    """Number of 4-bit weights in all layers; those of experts are weighted by their slowness."""
     num_unpacked: int
-    """Number of times that each is unpacked per micro-batch."""
+    """Number of times that each of these weights is unpacked per micro-batch."""
     num_layers: int
     launch_s: float
     """CPU time to launch all kernels of a micro-batch, in seconds."""
@@ -124,14 +124,14 @@ class ModelCost:
     """Additional CPU time if all layers recompute, in seconds."""
     trained_values: int
     step_bytes: float
-    """Bytes read and written by an optimizer step."""
+    """Traffic of an optimizer step, in bytes."""
 
 
 def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelCost:
     """Count the cost of a token.
 
     Args:
-        mean_tokens: mean length of a row, which attention spans.
+        mean_tokens: mean length of a row, over which attention spans.
 
     Llama-2-7B with LoRA r=16 on q, k, v and o in sequences of 2,048: 28.1 GFLOP per token, 57.6
     TFLOP per sequence.
@@ -152,7 +152,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
     held = sum(count * count_met_weights(layer) for layer, count in kinds)
     trained = count_trained(shape, spec)
     full, objective = spec.adapter.kind == "full", OBJECTIVES[spec.objective]
-    # One more forward pass without the adapter, as reference.
+    # The reference is one more forward pass without the adapter.
     asks = int(objective.has_reference and not full)
     # In full training the trained weights are those of the layers, counted in `met`.
     inner = 0 if full else count_met_adapter(shape, spec)
@@ -215,38 +215,38 @@ class PlannedPace:
     """Time of passes over a model on one card."""
 
     token_s: float
-    """Both passes, per token."""
+    """Time of both passes per token, in seconds."""
     again_s: float
-    """Additional time per token if all layers recompute their activations."""
+    """Additional time per token if all layers recompute their activations, in seconds."""
     weights_s: float
-    """Time of each micro-batch to cast trained weights and to add their gradients."""
+    """Time per micro-batch to cast trained weights and to add their gradients, in seconds."""
     unpack_s: float
-    """Time of each micro-batch to unpack all 4-bit weights."""
+    """Time per micro-batch to unpack all 4-bit weights, in seconds."""
     unpack_again_s: float
-    """Additional time if all layers recompute."""
+    """Additional time to unpack if all layers recompute, in seconds."""
     gaps_s: float
-    """Time of each micro-batch between kernels; a replay leaves none."""
+    """Time per micro-batch between kernels, which a replay saves, in seconds."""
     launch_s: float
-    """Lower bound of a micro-batch whose kernels the host launches one by one."""
+    """Lower bound of a micro-batch whose kernels the host launches one by one, in seconds."""
     launch_again_s: float
     optimizer_s: float
-    """Optimizer step."""
+    """Time of an optimizer step, in seconds."""
     num_layers: int
     may_replay: bool = False
-    """Whether micro-batches of one size are recorded and replayed, which needs no host."""
+    """True if micro-batches of one size are recorded and replayed, without the host."""
 
     @property
     def pass_s(self) -> float:
-        """Fixed time of each micro-batch."""
+        """Fixed time of each micro-batch, in seconds."""
         return self.weights_s + self.unpack_s + self.gaps_s
 
     @property
     def again_pass_s(self) -> float:
-        """Additional fixed time if all layers recompute their activations."""
+        """Additional fixed time if all layers recompute their activations, in seconds."""
         return self.unpack_again_s
 
     def keep_unpacked(self, share: float) -> PlannedPace:
-        """Return the times where so large a share of the 4-bit weights is kept unpacked."""
+        """Return the times with this share of the 4-bit weights kept unpacked."""
         packed = 1.0 - share
         return replace(
             self,
@@ -257,17 +257,13 @@ class PlannedPace:
     def seconds(
         self, tokens: float, setting: MemorySetting, rows: RowLengths, *, ranks: int = 1
     ) -> float:
-        """Return the time of all micro-batches of a step.
-
-        Rows of unlike length are padded to be replayed, unless the host is fast enough to launch
-        them as they are.
+        """Return the time of all micro-batches of a step, in seconds.
 
         Args:
-            tokens: tokens of this GPU's share.
-            setting: size of a micro-batch, and what the layers do.
+            tokens: number of tokens of this GPU's share.
+            setting: size of a micro-batch and treatment of the layers' activations.
             rows: lengths of the run's rows; a micro-batch holds whole rows.
-            ranks: number of ranks; of several, each launches its last micro-batch, since gradients
-                are sent while it computes.
+            ranks: number of ranks of the run.
         """
         if tokens <= 0:
             return 0.0
@@ -275,12 +271,16 @@ class PlannedPace:
         plain = divide(rows, num_rows, setting.micro_tokens, padded=False)
         found = self._sum(plain, setting, num_launched=len(plain.sizes))
         if self.may_replay:
+            # Rows of different lengths are padded for replay, unless launching them unpadded is
+            # faster. With several ranks the last micro-batch is launched, since gradients are
+            # sent while it computes.
             padded = divide(rows, num_rows, setting.micro_tokens, padded=True)
             found = min(found, self._sum(padded, setting, num_launched=int(ranks > 1)))
+        # Scaled, since a division repeats a pattern of a limited number of rows.
         return found * tokens / plain.num_tokens
 
     def _sum(self, division: Division, setting: MemorySetting, *, num_launched: int) -> float:
-        """Return the time of some micro-batches, of which the host launches the last ones."""
+        """Return the time of micro-batches, the last `num_launched` of which the host launches."""
         again = setting.num_recomputed / self.num_layers if self.num_layers else 0.0
         each_s = self.token_s + again * self.again_s
         fixed_s = self.weights_s + self.unpack_s + again * self.unpack_again_s
@@ -293,7 +293,7 @@ class PlannedPace:
     def tokens_per_s(self, setting: MemorySetting, rows: RowLengths, *, ranks: int = 1) -> float:
         """Return the speed with full micro-batches, in tokens per second."""
         rows_at_once = max(1, int(setting.micro_tokens / rows.mean_tokens))
-        # Of unlike rows more, since no micro-batch is filled like another.
+        # Micro-batches of different rows are filled differently, so take the mean of several.
         tokens = rows_at_once * rows.mean_tokens * (_NUM_TYPICAL if rows.lengths else 1)
         return tokens / self.seconds(tokens, setting, rows, ranks=ranks)
 
@@ -313,7 +313,7 @@ def make_pace(
         work: cost of the whole model.
         rates: rates of the card.
         correction: speed factor learned from past runs.
-        share: share of the matrix rate that is left in types wider than bf16.
+        share: rate of matrix products in the run's data type, relative to bf16.
         may_replay: whether micro-batches are replayed; see `can_replay`.
         compiled: whether the layers are compiled.
     """
@@ -321,7 +321,7 @@ def make_pace(
     matrix_rate = rates.matrix_flops_per_s * share
     layer_rate, again_rate = LAYER_SHARE * matrix_rate, AGAIN_SHARE * matrix_rate
     attention_rate = ATTENTION_SHARE * matrix_rate
-    # Traffic grows with the width of a type, not as its arithmetic slows down, hence the floor.
+    # Traffic at most doubles with a wider type, even if its arithmetic slows down more.
     traffic_rate = rates.copy_bytes_per_s * TRAFFIC_SHARE * max(share, 0.5)
     unpack_s = work.quantized_values / rates.unpack_values_per_s
     head_s = max(
@@ -358,11 +358,8 @@ def make_pace(
 
 
 def can_replay(spec: RunSpec, gpu: GpuMemory) -> bool:
-    """Return whether the trainer replays micro-batches, as `autotune.make_replayer` decides.
-
-    A recording repeats the same kernels on the same memory, which takes compiled layers: of rows,
-    of preference pairs, also with a table of reference losses, and with a loss scale.
-    """
+    """Return whether the trainer replays micro-batches, as `autotune.make_replayer` decides."""
+    # A recording repeats the same kernels on the same memory, which only compiled layers allow.
     return is_compiled(spec, gpu)
 
 

@@ -1,1 +1,1 @@
-"""The sentences and labels that the window and the command line share."""
+"""Sentences and labels shared by the window and the command line."""

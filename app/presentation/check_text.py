@@ -9,7 +9,7 @@ from app.text import count_of
 
 
 def summarise_part(statuses: Sequence[str], *, is_cancelled: bool) -> str:
-    """Return what is known of a check that did not come to its end.
+    """Summarize a check that did not finish.
 
     >>> summarise_part(["pass", "fail"], is_cancelled=True)
     'The check was cancelled. The rows below were known by then. 2 checks: 1 passed, 1 failed.'
@@ -23,7 +23,7 @@ def summarise_part(statuses: Sequence[str], *, is_cancelled: bool) -> str:
 
 
 def summarise_check(statuses: Sequence[str]) -> str:
-    """Return how the checks ended; what is unknown is never counted as passed.
+    """Summarize the results of checks; an unknown result never counts as passed.
 
     >>> summarise_check(["pass", "fail", "pass", "unknown"])
     '4 checks: 2 passed, 1 failed, 1 unknown'

@@ -1,4 +1,4 @@
-"""Describe a data preview, in the same words in the window and on the command line."""
+"""Describe a data preview, for the window and the command line."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from agents.shared.data.findings import hint_for, list_columns, say_finding
 from app.text import count_of, show_share
 
 NUM_NAMED = 5
-"""Maximum number of left-out or cut rows that are named."""
+"""Maximum number of left-out or truncated rows that are named."""
 LEARNED = "[[", "]]"
-"""Marks around learned text where there are no colours."""
+"""Marks around learned text in a terminal without colors."""
 
 
 def describe_data(found: DataPreview) -> list[tuple[str, str]]:
@@ -31,7 +31,7 @@ def describe_data(found: DataPreview) -> list[tuple[str, str]]:
 the longest example has 32'), ('left out', 'row 2: the line is empty')]
     """
     row = ROW_FORMATS.get(found.format)
-    told = [
+    rows = [
         ("format", f"{found.format}: {row.description if row else 'as asked for'}"),
         ("rows", _rows(found)),
         ("examples", _examples(found)),
@@ -39,54 +39,55 @@ the longest example has 32'), ('left out', 'row 2: the line is empty')]
         ("left out", _name(found.skipped, found.num_skipped)),
         ("cut", _cut(found)),
     ]
-    told += describe_findings(found.findings)
+    rows += describe_findings(found.findings)
     if found.plain_template:
-        told.append(
+        rows.append(
             ("template", "the tokenizer has no chat template, so the Alpaca template is used")
         )
-    return [(caption, text) for caption, text in told if text]
+    return [(caption, text) for caption, text in rows if text]
 
 
 def describe_findings(found: Sequence[DataFinding]) -> list[tuple[str, str]]:
-    """Return (caption, text) of what a run would learn wrongly or not at all, but for the cut."""
+    """Return (caption, text) of findings about columns that are not or wrongly trained."""
+    # Truncation is left out: a preview and a plan describe it differently.
     columns = [one for one in found if one.kind != "cut"]
     refused = [one for one in columns if one.consequence == "refuse"]
     warned = [one for one in columns if one.consequence == "warn"]
-    told = [("refused", f"{say_finding(one)}. {hint_for(one)}") for one in refused]
-    told += [("attention", f"{say_finding(one)}. {hint_for(one)}") for one in warned]
+    rows = [("refused", f"{say_finding(one)}. {hint_for(one)}") for one in refused]
+    rows += [("attention", f"{say_finding(one)}. {hint_for(one)}") for one in warned]
     captions = {"unknown": "not used", "ignored": "ignored"}
     for kind, caption in captions.items():
         some = [one for one in columns if one.kind == kind and one.consequence == "note"]
-        told.append((caption, list_columns(some)))
+        rows.append((caption, list_columns(some)))
     others = [one for one in columns if one.consequence == "note" and one.kind not in captions]
-    told.append(("left out", list_columns(others)))
-    return [(caption, text) for caption, text in told if text]
+    rows.append(("left out", list_columns(others)))
+    return [(caption, text) for caption, text in rows if text]
 
 
 def describe_first_rows(found: Sequence[DataFinding]) -> list[tuple[str, str]]:
-    """Return (caption, text) of what the first rows of data show to a plan."""
+    """Return (caption, text) of the findings about the first rows, for a plan."""
     cut = [one for one in found if one.kind == "cut"]
-    told = [("cut", f"about {say_finding(one)}. {hint_for(one)}") for one in cut]
-    return [*describe_findings(found), *told]
+    rows = [("cut", f"about {say_finding(one)}. {hint_for(one)}") for one in cut]
+    return [*describe_findings(found), *rows]
 
 
 def _cut(found: DataPreview) -> str:
-    """Return the share of the tokens that is cut, what to do, and the first such rows."""
+    """Return the truncated share of the tokens, a hint, and the first truncated rows."""
     cut = [one for one in found.findings if one.kind == "cut"]
-    told = [say_finding(one) for one in cut]
-    told += [hint_for(one) for one in cut if one.consequence == "warn"]
+    sentences = [say_finding(one) for one in cut]
+    sentences += [hint_for(one) for one in cut if one.consequence == "warn"]
     rows = _name(found.truncated, found.num_truncated)
-    return ". ".join([*told, rows] if rows else told)
+    return ". ".join([*sentences, rows] if rows else sentences)
 
 
 def _rows(found: DataPreview) -> str:
-    told = [f"{found.num_rows:,}" if found.whole else f"only the first {found.num_rows:,}"]
+    parts = [f"{found.num_rows:,}" if found.whole else f"only the first {found.num_rows:,}"]
     if found.num_skipped:
         broken = f" ({found.num_malformed:,} malformed)" if found.num_malformed else ""
-        told.append(f"{found.num_skipped:,} left out{broken}")
+        parts.append(f"{found.num_skipped:,} left out{broken}")
     if found.num_truncated:
-        told.append(f"{found.num_truncated:,} cut at {found.sequence_tokens:,} tokens")
-    return "; ".join(told)
+        parts.append(f"{found.num_truncated:,} cut at {found.sequence_tokens:,} tokens")
+    return "; ".join(parts)
 
 
 def _examples(found: DataPreview) -> str:
@@ -106,7 +107,7 @@ def _tokens(found: DataPreview) -> str:
 
 def _name(rows: Sequence[NamedRow], count: int) -> str:
     shown = [f"{_place(row)}: {row.reason}" for row in rows[:NUM_NAMED]]
-    # Nodes name only some rows, so the count may exceed what could be listed.
+    # Nodes name only some rows, so the count may exceed the listed ones.
     if count > len(shown) > 0:
         shown.append(f"and {count - len(shown):,} more")
     return "; ".join(shown)
@@ -117,7 +118,7 @@ def _place(row: NamedRow) -> str:
 
 
 def title_of(row: ShownRow, conversation: ShownConversation) -> str:
-    """Return the line above a rendered conversation."""
+    """Return the title line of a rendered conversation."""
     # Two conversations in a row are a preference pair.
     names = ["chosen", "rejected"] if len(row.conversations) == 2 else [""]
     name = names[row.conversations.index(conversation)]
@@ -127,7 +128,7 @@ def title_of(row: ShownRow, conversation: ShownConversation) -> str:
 
 
 def mark_learned(conversation: ShownConversation, marks: tuple[str, str] = LEARNED) -> str:
-    """Return the text with marks around its learned parts; control characters are spelled out.
+    """Return the text with marks around its learned parts and escaped control characters.
 
     >>> from agents.contract.data import ShownPart
     >>> parts = (ShownPart(text="Hi", learned=False), ShownPart(text="Ho", learned=True))
@@ -147,6 +148,6 @@ def spell_out(text: str) -> str:
     >>> spell_out("a\x1b[2J\n")
     'a\\x1b[2J\n'
     """
-    # Rows come from files of others; an escape sequence could rewrite the screen.
+    # Rows may come from strangers, and an escape sequence could rewrite the screen.
     kept = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
     return "".join(kept)

@@ -1,4 +1,4 @@
-"""Describe the interruptions of a run, in the same words in the window and on the command line."""
+"""Describe the interruptions of a run, for the window and the command line."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MomentTone = Literal["calm", "busy", "good", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class StoryMoment:
-    """One moment of the story of an interruption."""
+    """One moment in the timeline of an interruption."""
 
     time_s: float | None
-    """Time in seconds since the epoch; None: it lasts."""
+    """Time in seconds since the epoch; None: ongoing."""
     title: str
     text: str
     tone: MomentTone = "calm"
 
 
 def describe_repeated(one: Interruption) -> str:
-    """Describe the steps that are trained again.
+    """Describe the repeated steps.
 
     >>> lost = Interruption(kind="loss", state="recovered", reason="", step=13, nodes=("a", "b"),
     ...     last_step_s=100.0, noticed_s=104.0, resumed_s=108.0, resumed_nodes=("a",),
@@ -52,7 +52,7 @@ def tell_story(one: Interruption) -> list[StoryMoment]:
 
 
 def summarize_story(found: Sequence[Interruption]) -> str:
-    """Return one line on all interruptions of a run; empty: there was none."""
+    """Return one line on all interruptions of a run; empty: no interruptions."""
     losses = [one for one in found if one.kind == "loss"]
     num_pauses = sum(one.kind == "heat" for one in found)
     joined = [node for one in found if one.kind == "rejoin" for node in one.joined]
@@ -63,6 +63,7 @@ def summarize_story(found: Sequence[Interruption]) -> str:
         parts.append(f"paused {_show_times(num_pauses)} to cool down")
     if joined:
         parts.append(f"{show_list(list(dict.fromkeys(joined)))} rejoined")
+    # An interruption that is not over has no cost yet.
     over = [one.cost_s for one in found if one.cost_s is not None]
     if over:
         repeated = sum(one.repeated_steps for one in found if one.cost_s is not None)
@@ -123,7 +124,7 @@ def _tell_training(one: Interruption) -> StoryMoment:
 
 
 def _tell_open_end(one: Interruption) -> StoryMoment | None:
-    """Return what has not come to an end; None: nothing."""
+    """Return the moment that is still going on, or None."""
     match one.state:
         case "pending":
             text = "resumed automatically while the window or `rackless watch` is open"

@@ -1,6 +1,6 @@
-"""Describe a model, what a run leaves of it as it is, and where its layers are not compiled.
+"""Describe a model, its parts that a run leaves untouched, and nodes without compiled layers.
 
-The same words in plan and preview, in the window and on the command line.
+The texts are shared by plan and preview, and by the window and the command line.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from app.planning.shape.model_parts import ModelPart, ModelSummary
 from app.text import capitalize, count_of, short_card, show_bytes, show_list
 
 LEFT = "Left as it is"
-"""Title above the parts that a run leaves as they are."""
+"""Title of the list of parts that a run leaves untouched."""
 CHECK = "Check first"
-"""Title above what to check before a start."""
+"""Title of the list of limits to check before a start."""
 _PLURAL_PARTS = ("experts", "routers", "embeddings", "norms")
-# Parts that are named by an English word.
+# Parts with an English name; others are named after their layers.
 _PLAIN_PARTS = (*_PLURAL_PARTS, "head")
 _LIMIT_WORDS = {
     "no_compiler": (
@@ -30,7 +30,7 @@ _LIMIT_WORDS = {
 
 
 def describe_model(model: ModelSummary) -> str:
-    """Return what a model is: family, size, and how many experts a token uses.
+    """Describe a model: family, size, and number of experts per token.
 
     >>> describe_model(ModelSummary(family="qwen3_moe", num_parameters=30_532_122_624,
     ...     num_experts=128, num_experts_met=8))
@@ -54,7 +54,7 @@ def show_amount(number: int) -> str:
 
 
 def describe_caveats(caveats: Caveats) -> list[tuple[str, list[str]]]:
-    """Return (title, lines) of what to know before a run starts; only titles with lines."""
+    """Return (title, lines) of each non-empty list of caveats of a run."""
     offers = [one.text for one in offer_adapters(caveats.parts or ())]
     left = [f"Not known: {caveats.problem}"]
     if caveats.parts is not None:
@@ -65,7 +65,7 @@ def describe_caveats(caveats: Caveats) -> list[tuple[str, list[str]]]:
 
 
 def describe_parts(parts: Iterable[ModelPart]) -> list[str]:
-    """Return what a run does not do with parts of its model.
+    """Return a line on each part that a run leaves untouched.
 
     >>> part = ModelPart(kind="no_adapter", names=("experts",), num_layers=48,
     ...     num_weights=28_991_029_248, num_experts=128, is_choice=True)
@@ -77,7 +77,7 @@ def describe_parts(parts: Iterable[ModelPart]) -> list[str]:
 
 def _describe_part(part: ModelPart) -> str:
     names = show_list(part.names)
-    # Names of layers are spelled as in a run file.
+    # Names of layers are spelled as in a run file, so they keep their case.
     names = capitalize(names) if part.names[0] in _PLAIN_PARTS else names
     layers = count_of(part.num_layers, "layer") if part.num_layers else ""
     if part.num_experts:
@@ -98,17 +98,17 @@ def _describe_part(part: ModelPart) -> str:
 
 
 def offer_adapters(parts: Iterable[ModelPart]) -> list[Advice]:
-    """Return the change that gives an adapter to what has none by choice; none: there is none."""
+    """Return the change that gives adapters to the experts; empty: not applicable."""
     if not any(part.is_choice for part in parts):
         return []
-    # Adapters on experts have neither dropout nor DoRA: a run file with both is refused.
+    # Adapters on experts support neither dropout nor DoRA, so the change turns these off.
     change = {"adapter.experts": True, "adapter.dropout": 0.0, "adapter.dora": False}
     text = "To train the experts as well, set adapter.experts: true, without dropout and DoRA"
     return [Advice(text=text, change=change)]
 
 
 def describe_limits(limits: Iterable[RunLimit]) -> list[Advice]:
-    """Return where layers are not compiled, why, what it costs, and what to do about it.
+    """Return advice on nodes without compiled layers: the reason, the cost and a remedy.
 
     >>> found = describe_limits([RunLimit(reason="no_compiler", nodes=("beta",),
     ...     card="NVIDIA GeForce RTX 4070", time_ratio=1.74)])
@@ -126,6 +126,7 @@ def _describe_limit(limit: RunLimit) -> Advice:
     if limit.is_decisive:
         cost = f", so the run does not fit on {card}; compiled, it would"
     elif limit.time_ratio is not None:
+        # At least 1, since two close forecasts may be in the wrong order.
         cost = f": {card} takes about {max(1.0, limit.time_ratio):.1f} times as long"
     text = f"{show_list(limit.nodes)}: layers are not compiled, since {reason}{cost}"
     change = {"compile": "auto"} if limit.reason == "turned_off" else {}

@@ -1,4 +1,4 @@
-"""Describe plans and measurements, in the same words in the window and on the command line."""
+"""Describe plans and measurements, for the window and the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEMORY_GROUPS = {
     "working": ("loss", "workspace", "communication"),
     "other": ("slack", "context", "desktop"),
 }
-"""Segment of a memory bar -> the parts of a forecast that it joins."""
+"""Parts of a memory forecast in each segment of a memory bar."""
 _STEP_PARTS = (
     ("compute_s", "computing"),
     ("network_s", "network"),
@@ -35,7 +35,7 @@ _STEP_PARTS = (
     ("input_s", "waiting for weights"),
     ("checkpoint_s", "checkpoints"),
 )
-# Parts of a step below this share of it are left out of its sentence.
+# Parts below this share of a step are left out of its description.
 _LEAST_SHOWN = 0.005
 KWH = 1000.0
 
@@ -87,8 +87,8 @@ def describe_recovery(spec: RunSpec, mode: str | None = None) -> str:
     """Describe what happens to a run when a rank or node is lost, and when a node comes back.
 
     Args:
-        spec: the run.
-        mode: how it is planned, where that is known: a pipeline does not go on without a stage.
+        spec: the run's spec.
+        mode: the planned mode, if known; a pipeline cannot continue without a stage.
 
     >>> from agents.contract.spec import DataSpec
     >>> describe_recovery(RunSpec(model="m", data=DataSpec(train="t"), recovery="off"))
@@ -100,21 +100,22 @@ def describe_recovery(spec: RunSpec, mode: str | None = None) -> str:
     if spec.recovery == "off":
         return "waits for you to resume it (recovery: off)"
     resumed = "resumed automatically by the window, by `rackless watch`, or by three or more nodes"
+    # Either may have stages: the plan's mode is not always known.
     rows = [find_mode(one) for one in (mode or "auto", spec.parallel)]
     if any(row.has_stages for row in rows):
         resumed = "resumed automatically with another cut, by the window or by `rackless watch`"
     elif spec.recovery == "auto" and all(row.keeps_whole_state for row in rows):
         resumed = (
-            f"goes on in its processes where most of three or more nodes are left, else {resumed}"
+            f"continues in its processes if most of three or more nodes are left, else {resumed}"
         )
     if spec.rejoin == "off":
         return f"{resumed}; nodes that come back do not join (rejoin: off)"
-    where = "" if spec.rejoin == "always" else " where the rest is longer than a restart"
-    return f"{resumed}; nodes that come back join at a checkpoint{where}"
+    unless = "" if spec.rejoin == "always" else " if the rest takes longer than a restart"
+    return f"{resumed}; nodes that come back join at a checkpoint{unless}"
 
 
 def describe_divergence(spec: RunSpec) -> str:
-    """Describe what happens to a run whose loss is not finite.
+    """Describe the reaction to a loss that is not finite.
 
     >>> from agents.contract.spec import DataSpec
     >>> describe_divergence(RunSpec(model="m", data=DataSpec(train="t")))
@@ -141,8 +142,8 @@ def describe_setting(gpu: GpuPlan, num_replicas: int = 1) -> str:
     """Describe the settings of a GPU: tokens at once, and recomputed or offloaded layers.
 
     Args:
-        gpu: its plan.
-        num_replicas: number of pipelines of the plan; each GPU then says of which it is.
+        gpu: the GPU's plan.
+        num_replicas: number of pipelines of the plan; with several, the text names the GPU's.
     """
     setting = gpu.setting
     parts = [f"{setting.micro_tokens:,} tokens at once"]
@@ -193,13 +194,13 @@ def describe_plan(plan: Plan) -> str:
     if not plan.others:
         return "No plan fits these settings."
     nearest = plan.others[0]
-    # Another mode, or some of the nodes: the advice names the change.
-    what = "the mode and the nodes that are asked for" if nearest.fits else "these settings"
+    # A candidate that fits has another mode or other nodes, and the advice names the change.
+    what = "the requested mode and nodes" if nearest.fits else "these settings"
     return f"No plan fits {what}. {as_sentence(nearest)}"
 
 
 def describe_warnings(plan: Plan) -> list[str]:
-    """Return what to check before a plan is used: settings, and how the last one missed."""
+    """Return the warnings of a plan: unusual settings, and the miss of the last plan."""
     found = [f"{one.key}: {one.text}" for one in plan.warnings]
     if plan.miss is not None:
         found.append(describe_miss(plan.miss))
@@ -207,7 +208,7 @@ def describe_warnings(plan: Plan) -> list[str]:
 
 
 def describe_miss(miss: PlanMiss) -> str:
-    """Describe how far the last plan for the same GPUs was off.
+    """Describe the miss of the last plan for the same GPUs.
 
     >>> text = describe_miss(PlanMiss(run_id="r-1", nodes=("alpha",), planned_tokens_per_s=1000.0,
     ...     measured_tokens_per_s=250.0))
@@ -226,7 +227,7 @@ def describe_miss(miss: PlanMiss) -> str:
 def describe_other(candidate: Candidate) -> str:
     """Explain why a candidate was not chosen, with the time of its step if it fits."""
     step = f" ({show_duration(candidate.step_s)} a step)" if candidate.fits else ""
-    # Without its full stop, which belongs after the time.
+    # The full stop belongs after the time.
     return f"{as_sentence(candidate)[:-1]}{step}."
 
 
@@ -246,22 +247,22 @@ class ComparedRow:
     foretold: str
     measured: str
     error: str
-    """Difference of the forecast from the measurement; above 0 it was too high."""
+    """Relative error of the forecast, above 0 if it was too high."""
 
 
 def describe_comparison(found: ForecastComparison) -> list[ComparedRow]:
     """Return forecast and measurement of each figure of a run."""
-    told, seen = found.forecast, found.measured
+    planned, seen = found.forecast, found.measured
     rows = [
-        _compare("Step", told.step_s, seen.step_s if seen else None, show_duration),
-        _compare("Speed", told.tokens_per_s, seen.tokens_per_s if seen else None, show_rate),
-        _compare("Whole run", told.total_s, seen.total_s if seen else None, show_duration),
+        _compare("Step", planned.step_s, seen.step_s if seen else None, show_duration),
+        _compare("Speed", planned.tokens_per_s, seen.tokens_per_s if seen else None, show_rate),
+        _compare("Whole run", planned.total_s, seen.total_s if seen else None, show_duration),
     ]
     # A single rank has no network to wait for.
-    if len(told.ranks) > 1:
+    if len(planned.ranks) > 1:
         network_s = seen.network_s if seen else None
-        rows.insert(1, _compare("Network per step", told.network_s, network_s, show_duration))
-    for number, rank in enumerate(told.ranks):
+        rows.insert(1, _compare("Network per step", planned.network_s, network_s, show_duration))
+    for number, rank in enumerate(planned.ranks):
         was = seen.ranks[number] if seen and number < len(seen.ranks) else None
         place = f"{rank.node} {rank.device}"
         rows.append(
@@ -281,11 +282,11 @@ def describe_comparison(found: ForecastComparison) -> list[ComparedRow]:
 
 
 def _compare(
-    what: str, told: float | None, seen: float | None, show: Callable[[float | None], str]
+    what: str, planned: float | None, seen: float | None, show: Callable[[float | None], str]
 ) -> ComparedRow:
-    error = error_of(told, seen)
+    error = error_of(planned, seen)
     off = DASH if error is None else f"{error * 100:+.1f} %"
-    return ComparedRow(what, show(told), show(seen), off)
+    return ComparedRow(what, show(planned), show(seen), off)
 
 
 def describe_calibration(found: Calibration) -> str:

@@ -1,4 +1,4 @@
-"""Describe results of actions, in the same words in the window and on the command line."""
+"""Describe results of actions, for the window and the command line."""
 
 from __future__ import annotations
 
@@ -20,39 +20,41 @@ def say_bytes(tell: OnMessage, what: str) -> Callable[[int, int], None]:
         tell: called with each line.
         what: description of the transfer, such as "sending the model to beta".
     """
-    # A list, since `hear` has to change it; -1 lets the first call report 0 %.
-    told = [-1]
+    # -1, so that the first call reports 0 %.
+    reported = -1
 
-    def hear(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
+        nonlocal reported
         share = 50 * done // max(total, 1)
-        if share != told[0]:
-            told[0] = share
+        if share != reported:
+            reported = share
             tell(f"{what}: {show_bytes_of(done, total)}")
 
-    return hear
+    return report
 
 
 def say_transfers(tell: OnMessage, what: str) -> Callable[[Sequence[NodeTransfer]], None]:
-    """Return what hears how far nodes are, and reports every two percent of all of them once.
+    """Return a callback for the progress of nodes that reports every two percent of the sum once.
 
     Args:
         tell: called with each line.
         what: description of the transfer, such as "sending the model".
     """
-    told = [-1]
+    reported = -1
 
-    def hear(nodes: Sequence[NodeTransfer]) -> None:
+    def report(nodes: Sequence[NodeTransfer]) -> None:
+        nonlocal reported
         done = sum(node.held_bytes for node in nodes)
         share = 50 * done // max(sum(node.total_bytes for node in nodes), 1)
-        if share != told[0]:
-            told[0] = share
+        if share != reported:
+            reported = share
             tell(f"{what}: {', '.join(map(describe_transfer, nodes))}")
 
-    return hear
+    return report
 
 
 def describe_transfer(node: NodeTransfer) -> str:
-    """Describe how far a node is, with its rate and the time that is left.
+    """Describe the progress of a node, with its rate and the remaining time.
 
     >>> from app.events import NodeTransfer
     >>> whole = 2_000_000_000
@@ -94,7 +96,7 @@ def describe_trace(made: TraceResult) -> str:
     whole = [trace for trace in made.ranks if not trace.problem]
     if not whole:
         return describe_no_trace(made)
-    # All ranks record the same steps: they agree on the request in one all-reduce.
+    # All ranks record the same steps, since they agree on the request in one all-reduce.
     first, last = whole[0].first_step, whole[0].last_step
     steps = f"step {first} is" if first == last else f"steps {first} to {last} are"
     size = show_bytes(sum(trace.size_bytes for trace in whole))
@@ -144,17 +146,17 @@ def describe_verdict(verdict: Verdict) -> str:
     ...     perplexity=3.965, original_perplexity=3.976, size_bytes=1909216, tokens_per_s=628.0))
     'Q8_0: keep; KL 0.00017 (plain rounding 0.017), perplexity 3.965 (original 3.976), 1.8 MiB'
     """
-    said = f"KL {verdict.kl:.2g} (plain rounding {verdict.control_kl:.2g})"
-    said += f", perplexity {verdict.perplexity:.4g} (original {verdict.original_perplexity:.4g})"
-    said += f", {show_bytes(verdict.size_bytes)}"
-    said += ", speed not measured" if verdict.tokens_per_s is None else ""
+    figures = f"KL {verdict.kl:.2g} (plain rounding {verdict.control_kl:.2g})"
+    figures += f", perplexity {verdict.perplexity:.4g} (original {verdict.original_perplexity:.4g})"
+    figures += f", {show_bytes(verdict.size_bytes)}"
+    figures += ", speed not measured" if verdict.tokens_per_s is None else ""
     if verdict.keep:
-        return f"{verdict.name}: keep; {said}"
-    return f"{verdict.name}: do not keep. {' '.join(verdict.problems)} {said}"
+        return f"{verdict.name}: keep; {figures}"
+    return f"{verdict.name}: do not keep. {' '.join(verdict.problems)} {figures}"
 
 
 def describe_lineage(artifact: ArtifactSnapshot) -> list[tuple[str, str]]:
-    """Return (caption, text) of an artifact's origins, from the base model on."""
+    """Return (caption, text) of each origin of an artifact, beginning with the base model."""
     origin = artifact.origin
     if origin is None:
         return [("origin", "unknown: made elsewhere")]
@@ -173,12 +175,12 @@ def _describe_making(measured: dict[str, Any]) -> list[tuple[str, str]]:
     if not phases:
         return []
     seconds = sum(phase["seconds"] for phase in phases)
-    said = [f"{show_duration(seconds)} on {measured.get('node') or 'a node'}"]
-    said.append(f"up to {show_bytes(max(phase['ram_bytes'] for phase in phases))} of memory")
-    # Phases without a GPU report no memory of one.
+    parts = [f"{show_duration(seconds)} on {measured.get('node') or 'a node'}"]
+    parts.append(f"up to {show_bytes(max(phase['ram_bytes'] for phase in phases))} of memory")
+    # Phases that use no GPU report no GPU memory.
     on_gpu = [phase["vram_bytes"] for phase in phases if phase.get("vram_bytes") is not None]
-    said += [f"{show_bytes(max(on_gpu))} of GPU memory"] if on_gpu else []
-    return [("made in", ", ".join(said))]
+    parts += [f"{show_bytes(max(on_gpu))} of GPU memory"] if on_gpu else []
+    return [("made in", ", ".join(parts))]
 
 
 def _with_hash(name: str, sha256: str | None) -> str:
@@ -186,7 +188,7 @@ def _with_hash(name: str, sha256: str | None) -> str:
 
 
 def describe_copy(copy: ArtifactCopy) -> str:
-    """Describe the place and state of a copy.
+    """Describe the location and state of a copy.
 
     >>> from app.artifact import ArtifactCopy
     >>> describe_copy(ArtifactCopy(kind="node", place="beta", path="artifacts/a-1", made_s=0.0))
@@ -198,10 +200,9 @@ def describe_copy(copy: ArtifactCopy) -> str:
         "whole": "whole",
         "missing": "MISSING",
         "damaged": "DAMAGED",
-        "unknown": ("not checked"),
+        "unknown": "not checked",
     }
-    said = states[copy.state]
+    state = states[copy.state]
     if copy.state == "whole" and copy.checked_s is None:
-        # Nothing has hashed its files since.
-        said += " when made"
-    return f"{where}: {said}" + (f", {copy.problem}" if copy.problem else "")
+        state += " when made"  # its files were not hashed since
+    return f"{where}: {state}" + (f", {copy.problem}" if copy.problem else "")

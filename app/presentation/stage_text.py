@@ -1,4 +1,4 @@
-"""Describe how a model is divided over GPUs, in the same words in window and terminal."""
+"""Describe the division of a model over GPUs, for the window and the command line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from app.planning.candidate import Candidate
 from app.text import count_of, name_layers, short_card, show_bytes, show_share
 
 TIERS: dict[WeightTier, str] = {"ram": "RAM", "disk": "the SSD"}
-"""Where streamed weights wait, in sentences."""
+"""Names of the tiers that keep streamed weights, for sentences."""
 INPUTS_IN_RAM = "their inputs in RAM"
-"""Said of a stage whose layers recompute from inputs that wait in host memory."""
-# Parts of a step below this share of it are left out.
+"""Phrase about a stage whose layers recompute from inputs in host memory."""
+# Parts below this share of a step are left out.
 _LEAST_SHOWN = 0.005
 
 
@@ -26,7 +26,7 @@ class StageRow:
     """One GPU's part of a model."""
 
     rank: int
-    """Place of the GPU in the plan, and of its process in the run."""
+    """Index of the GPU in the plan, which is the rank of its process in the run."""
     node: str
     device: str
     card: str
@@ -34,33 +34,33 @@ class StageRow:
     replica: int
     first_layer: int
     stop_layer: int
-    """Layer after its last one."""
+    """Index of the layer after its last one."""
     num_layers: int
     """Number of layers of the whole model."""
     num_streamed: int
     streams_from: WeightTier | None
     max_in_flight: int | None
     offloads: bool
-    """Whether inputs of recomputed layers wait in RAM."""
+    """True if inputs of recomputed layers are kept in RAM."""
     memory_bytes: int | None
     """Expected memory in use, in bytes; None: not known."""
     room_bytes: int | None
     allocated_bytes: int | None = None
-    """Expected memory of training alone, in bytes; None: not known."""
+    """Expected memory of training without other programs, in bytes; None: not known."""
     num_replicas: int = 1
     """Number of pipelines that share each batch."""
     is_only: bool = True
-    """Whether the plan uses no other GPU of its node."""
+    """True if the plan uses no other GPU of its node."""
 
     @property
     def title(self) -> str:
-        """Node and card, such as `alpha: RTX 4070`, with the device where a node has several."""
+        """Node and card, such as `alpha: RTX 4070`, with the device if the node has several."""
         node = self.node if self.is_only else f"{self.node} {self.device}"
         return f"{node}: {short_card(self.card) if self.card else self.device}"
 
     @property
     def layers_text(self) -> str:
-        """Layers of the stage, counted from 1, and what else decides its memory.
+        """Layers of the stage, counted from 1, and the settings that decide its memory.
 
         >>> row = StageRow(rank=1, node="a", device="cuda:0", card="RTX 4070", replica=0,
         ...     first_layer=12, stop_layer=24, num_layers=80, num_streamed=0, streams_from=None,
@@ -82,7 +82,7 @@ class StageRow:
 
     @property
     def memory_text(self) -> str:
-        """Expected memory and what there is; empty: not known."""
+        """Expected and available memory; empty: not known."""
         if self.memory_bytes is None:
             return ""
         room = "" if self.room_bytes is None else f" of {show_bytes(self.room_bytes)}"
@@ -90,7 +90,7 @@ class StageRow:
 
 
 def list_planned_stages(candidate: Candidate) -> list[StageRow]:
-    """Return the stages of a candidate, by pipeline and layer; none where GPUs hold all layers."""
+    """Return the stages of a candidate by pipeline and layer; empty: GPUs hold all layers."""
     if not candidate.divides_layers:
         return []
     total = max((gpu.layers[1] for gpu in candidate.gpus if gpu.layers is not None), default=0)
@@ -119,7 +119,7 @@ def list_planned_stages(candidate: Candidate) -> list[StageRow]:
 
 
 def list_run_stages(forecast: Forecast) -> list[StageRow]:
-    """Return the stages of an attempt as it was planned, by pipeline and layer."""
+    """Return the planned stages of an attempt by pipeline and layer."""
     if not find_mode(forecast.mode).divides_layers:
         return []
     total = max((rank.layers[1] for rank in forecast.ranks if rank.layers is not None), default=0)
@@ -148,7 +148,7 @@ def list_run_stages(forecast: Forecast) -> list[StageRow]:
 
 
 def _arrange(rows: Sequence[StageRow]) -> list[StageRow]:
-    """Return the rows so that each pipeline is a stair, with what tells them apart."""
+    """Sort rows by pipeline and layer, and add the facts that distinguish them."""
     num_replicas, on_node = len({row.replica for row in rows}), Counter(row.node for row in rows)
     named = [
         replace(row, num_replicas=num_replicas, is_only=on_node[row.node] == 1) for row in rows
@@ -162,7 +162,7 @@ def describe_division(
     bubble_s: float | None,
     wire_s: float | None,
 ) -> str:
-    """Describe pipelines, bubble and wire in one line; empty: there is nothing to say."""
+    """Describe pipelines, bubble and network in one line; empty: nothing notable."""
     parts = []
     num_replicas = len({row.replica for row in rows})
     if num_replicas > 1:
@@ -176,16 +176,14 @@ def describe_division(
 
 
 def describe_measured(row: StageRow, rank: RankProgress | None) -> str:
-    """Return what a rank measured of its stage: memory and the share of waiting; empty: nothing.
-
-    Only the memory of training is measured, which is less than what is in use on the GPU.
-    """
+    """Describe the measurements of a rank: memory and the share of waiting; empty: no figures."""
     if rank is None:
         return ""
     parts = []
     if rank.memory_bytes is not None:
-        told = row.allocated_bytes
-        planned = "" if told is None else f" (planned {show_bytes(told)})"
+        # Ranks measure the memory of training, so compare it with that part of the forecast.
+        expected = row.allocated_bytes
+        planned = "" if expected is None else f" (planned {show_bytes(expected)})"
         parts.append(f"training takes {show_bytes(rank.memory_bytes)}{planned}")
     if rank.wait_s is not None and rank.step_s:
         parts.append(f"waits {show_share(rank.wait_s / rank.step_s)} of a step")

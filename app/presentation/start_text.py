@@ -1,7 +1,7 @@
-"""Describe what a run does before its first step is done, and how long that takes.
+"""Describe the phases of a run before its first step, with their remaining time.
 
-Seconds are counted down from what was expected when the phase was recorded; once they are over, the
-sentence says so instead of promising the same again.
+The remaining time counts down from the expectation at the time of the record. When it is over, the
+sentence says that the phase is late.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SENTENCES = {
     "warmup": "Measuring the speed",
     "training": "Training the first step",
 }
-# Time after which a phase of unknown length shows how long it has taken, in seconds.
+# Time after which a phase of unknown length shows its elapsed time, in seconds.
 _LONG_S = 10.0
-# Time by which a phase may exceed what was expected before it counts as late: as a share of that,
-# and at least so many seconds.
+# Time by which a phase may exceed its expectation before it counts as late: as a share of it, and
+# at least this number of seconds.
 _LATE_SHARE, _LATE_S = 0.25, 3.0
-# Seconds up to which each one is counted; above, a step of five is calmer to read.
+# Remaining time up to which each second is shown; above, multiples of five are calmer to read.
 _COUNTED_S = 20
 
 
@@ -37,8 +37,8 @@ def describe_start(progress: PhaseProgress, now_s: float | None = None) -> str:
     """Return a line such as `Loading weights: 6.1 of 13.5 GiB, about 12 s left`.
 
     Args:
-        progress: of the rank that is furthest behind.
-        now_s: the time now, by the clock of its node; None: the moment of the record.
+        progress: progress of the slowest rank.
+        now_s: current time by the clock of its node; None: the time of the record.
 
     >>> tuning = PhaseProgress(phase="tuning", expected_s=25.2, time_s=100.0)
     >>> describe_start(tuning)
@@ -52,7 +52,7 @@ def describe_start(progress: PhaseProgress, now_s: float | None = None) -> str:
     """
     elapsed_s = 0.0
     if now_s is not None and progress.time_s is not None:
-        # Another clock may be behind by a little.
+        # The estimate of the node's clock may be slightly behind.
         elapsed_s = max(0.0, now_s - progress.time_s)
     facts = [_describe_amount(progress), _describe_time(progress, elapsed_s)]
     shown = ", ".join(fact for fact in facts if fact)
@@ -72,10 +72,10 @@ def is_late(progress: PhaseProgress, elapsed_s: float) -> bool:
 
 
 def find_share(progress: PhaseProgress, elapsed_s: float) -> float | None:
-    """Return how much of a phase is done, 0 to 1: counted, else by time; None when unknown."""
+    """Return the share of a phase that is done, 0 to 1: counted, else by time; None: unknown."""
     if progress.share is not None:
         return progress.share
-    # A full bar would say that the phase is over, which time alone does not know.
+    # A full bar would claim that the phase is over, which the elapsed time cannot show.
     if not progress.expected_s or elapsed_s > progress.expected_s:
         return None
     return elapsed_s / progress.expected_s
@@ -92,11 +92,11 @@ def _describe_amount(progress: PhaseProgress) -> str:
 def _describe_time(progress: PhaseProgress, elapsed_s: float) -> str:
     expected_s = progress.expected_s
     if expected_s is None:
-        # What is counted is recorded again and again, so its beginning is not known here.
+        # A counted phase is recorded many times, so its beginning is not known here.
         is_old = elapsed_s >= _LONG_S and progress.share is None
         return f"{_whole(elapsed_s)} so far" if is_old else ""
     if is_late(progress, elapsed_s):
-        # Of what is counted, only the rest since the last record was expected.
+        # In a counted phase the expectation covers only the rest since the last record.
         if progress.total is not None:
             return f"nothing new for {_whole(elapsed_s)}"
         return f"{_whole(elapsed_s)} so far, longer than the {_whole(expected_s)} expected"
@@ -110,6 +110,6 @@ def _describe_time(progress: PhaseProgress, elapsed_s: float) -> str:
 
 
 def _whole(seconds: float) -> str:
-    """Return a length of time in whole seconds, at least one."""
+    """Return a duration in whole seconds, at least one."""
     whole = max(1, round(seconds))
     return f"{whole} s" if whole < 60 else show_duration(whole)

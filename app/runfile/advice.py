@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 HIGH_LEARNING_RATE = 0.01
 """Learning rate above which most runs diverge, with any method."""
 LOW_LEARNING_RATE = 1e-8
-"""Learning rate below which a 16-bit number hardly changes."""
+"""Learning rate below which 16-bit values hardly change."""
 HIGH_SCALE, HIGH_DROPOUT, HIGH_EPOCHS, HIGH_BATCH = 64.0, 0.5, 100, 4096
 HIGH_WARMUP, HIGH_DECAY, LOW_NORM = 0.5, 1.0, 1e-3
-"""Values that are allowed, far from all usual ones."""
+"""Bounds of usual values; others are allowed but get advice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,10 +39,10 @@ def advise(
     """Return advice on the settings of a run.
 
     Args:
-        spec: run to check.
-        devices: device of each rank, such as `cpu` or `cuda:0`; empty when unknown.
-        model: what is known about its model; None: nothing.
-        num_rows: examples of its training data; None: unknown.
+        spec: spec of the run.
+        devices: device of each rank, such as `cpu` or `cuda:0`; empty: unknown.
+        model: inspected folder or config of its model; None: unknown.
+        num_rows: number of examples of its training data; None: unknown.
     """
     return (
         *_advise_rates(spec),
@@ -64,7 +64,7 @@ def _advise_adapter(spec: RunSpec) -> list[FieldAdvice]:
         text = f"Scales the adapter by {scale:.3g}, with rank {adapter.rank}: usual is 1 to 4."
         found.append(FieldAdvice(key="adapter.alpha", text=text))
     if adapter.dropout > HIGH_DROPOUT:
-        text = f"Leaves {1 - adapter.dropout:.0%} of the adapter's inputs: 0 to 0.1 is usual."
+        text = f"Keeps only {1 - adapter.dropout:.0%} of the adapter's inputs: 0 to 0.1 is usual."
         found.append(FieldAdvice(key="adapter.dropout", text=text))
     return found
 
@@ -72,19 +72,19 @@ def _advise_adapter(spec: RunSpec) -> list[FieldAdvice]:
 def _advise_length(spec: RunSpec, num_rows: int | None) -> list[FieldAdvice]:
     found = []
     if spec.max_steps is None and spec.epochs > HIGH_EPOCHS:
-        text = f"Reads all data {spec.epochs:,g} times: most models learn it by heart after 10."
+        text = f"Reads all data {spec.epochs:,g} times: most models memorize it after 10."
         found.append(FieldAdvice(key="epochs", text=text))
     if num_rows is not None and spec.batch_sequences > num_rows:
         text = f"The data has {num_rows:,} examples, so each step reads all of them."
         found.append(FieldAdvice(key="batch_sequences", text=text))
     elif num_rows is None and spec.batch_sequences > HIGH_BATCH:
-        text = f"{spec.batch_sequences:,} sequences for each step are far more than usual."
+        text = f"{spec.batch_sequences:,} sequences per step are far more than usual."
         found.append(FieldAdvice(key="batch_sequences", text=text))
     if spec.warmup_share > HIGH_WARMUP:
         text = f"The learning rate rises during {spec.warmup_share:.0%} of the run: 0.03 is usual."
         found.append(FieldAdvice(key="warmup_share", text=text))
     if spec.weight_decay > HIGH_DECAY:
-        text = f"{spec.weight_decay:g} pulls weights to 0 fast: 0 to 0.1 is usual."
+        text = f"{spec.weight_decay:g} quickly pulls weights to 0: 0 to 0.1 is usual."
         found.append(FieldAdvice(key="weight_decay", text=text))
     if spec.max_gradient_norm < LOW_NORM:
         text = f"{spec.max_gradient_norm:g} scales nearly all gradients away: 1 is usual."
@@ -95,7 +95,7 @@ def _advise_length(spec: RunSpec, num_rows: int | None) -> list[FieldAdvice]:
 def _advise_model(spec: RunSpec, model: ModelFolder | None) -> list[FieldAdvice]:
     if model is None:
         return []
-    # Imported on use: a list of runs does not need it.
+    # Imported on use, since a list of runs does not need it.
     from agents.shared.models.fit import find_misfits
 
     return [
@@ -134,18 +134,18 @@ def _advise_evaluation(spec: RunSpec) -> list[FieldAdvice]:
 def _advise_devices(spec: RunSpec, devices: Sequence[str]) -> list[FieldAdvice]:
     found = []
     if spec.compression != "none" and len(devices) == 1:
-        text = "Without effect: a single rank sends its gradients to nobody."
+        text = "Without effect: a single rank sends no gradients."
         found.append(FieldAdvice(key="compression", text=text))
     if not devices or any(device != "cpu" for device in devices):
         return found
     if spec.optimizer == "paged_adamw_8bit":
-        text = "Trains as adamw_8bit here: only a GPU has memory that can be paged out."
+        text = "Trains as adamw_8bit here: only GPU memory can be paged out."
         found.append(FieldAdvice(key="optimizer", text=text))
     if spec.precision == "fp16":
         text = "Slow here: CPUs have no arithmetic for it; auto takes fp32."
         found.append(FieldAdvice(key="precision", text=text))
     if spec.memory_gib is not None:
-        text = "Without effect: it caps the memory of GPUs, and there is none."
+        text = "Without effect: it limits GPU memory, and no GPU is used."
         found.append(FieldAdvice(key="memory_gib", text=text))
     return found
 

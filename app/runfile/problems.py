@@ -1,7 +1,7 @@
-"""Find the problems in the values of a run file, and describe them so that a person can act.
+"""Find the problems in the values of a run file, and describe them for the user.
 
 Each problem names the line, the key, the value, the limit and the nearest valid word. pydantic
-checks the types of RunSpec, RunSpec its own limits; this module turns both into sentences.
+checks the types of RunSpec, and RunSpec checks its limits; this module turns both into sentences.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class Problem:
     line: int | None
     text: str
     meant: KeyPath = ()
-    """Key that was probably meant, so that it is not reported as missing as well."""
+    """Key that was probably meant, which is then not reported as missing."""
     path: KeyPath = ()
-    """Key that is wrong; empty: the problem is of the file."""
+    """Wrong key; empty: the problem concerns the whole file."""
 
 
 def find_problems(data: Any, lines: dict[KeyPath, int]) -> list[Problem]:
-    """Return all problems of `data`; `lines` maps each key to its line."""
+    """Return all problems of `data`, given the line of each key."""
     problems = _unknown_keys(data, (), lines)
     meant = {problem.meant for problem in problems}
     return problems + _invalid_values(data, lines, meant)
 
 
 def refuse_key(name: str) -> str:
-    """Return why a dotted key is not used, with the key that was probably meant; empty: it is.
+    """Return why a dotted key is unknown, with the key that was probably meant; empty: it is known.
 
     >>> refuse_key("adaptor.rank"), refuse_key("rank"), refuse_key("seed")
     ('adaptor.rank is not known; did you mean adapter.rank?', 'rank is not known; did you mean \
@@ -46,6 +46,7 @@ adapter.rank?', '')
     keys = list(run_keys())
     if name in keys:
         return ""
+    # By its last part, since a bare key such as `rank` usually means that of a section.
     last = {key.rpartition(".")[2]: key for key in keys}
     near = [last[name]] if name in last else difflib.get_close_matches(name, keys, n=1)
     near = near or [last[one] for one in difflib.get_close_matches(name, last, n=1)]
@@ -59,13 +60,13 @@ def validate(data: Any) -> RunSpec:
     Raises:
         ValidationError: a value has the wrong type or breaks a limit.
     """
-    # Through JSON, because strict mode then takes lists for tuples and whole numbers for floats,
-    # and still refuses `yes` for a number or 3 for a name.
+    # Through JSON, since strict mode then accepts lists as tuples and whole numbers as floats, but
+    # still refuses `yes` as a number or 3 as a name.
     return TypeAdapter(RunSpec).validate_json(json.dumps(data, default=str), strict=True)
 
 
 def dotted(path: KeyPath) -> str:
-    """Return a key's path as people write it, such as `adapter.rank` or `shares[2]`."""
+    """Return a key's path in dotted form, such as `adapter.rank` or `shares[2]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -73,7 +74,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def _keys_under(section: KeyPath) -> list[str]:
-    """Return the keys and sections of a section; empty: it is none."""
+    """Return the keys and sections of a section; empty: not a section."""
     start = "".join(f"{part}." for part in section)
     rest = [name.removeprefix(start) for name in run_keys() if name.startswith(start)]
     return list(dict.fromkeys(name.partition(".")[0] for name in rest))
@@ -124,8 +125,8 @@ def _invalid_values(data: Any, lines: dict[KeyPath, int], meant: set[KeyPath]) -
         found: dict[KeyPath, Any] = {}
         for entry in error.errors(include_url=False):
             path = _real_path(entry["loc"])
-            # A section that is wrong as a whole is reported once, and so is a union, of which every
-            # option reports an error at the same path.
+            # A wrong section is reported once without its keys. So is a union, each option of
+            # which reports an error at the same path.
             if not (entry["type"] == "missing" and path in meant) and path[:-1] not in found:
                 found.setdefault(path, entry)
         return [_value_problem(path, entry, lines) for path, entry in found.items()]
@@ -135,7 +136,7 @@ def _invalid_values(data: Any, lines: dict[KeyPath, int], meant: set[KeyPath]) -
 
 
 def _real_path(location: tuple[str | int, ...]) -> KeyPath:
-    """Drop what pydantic adds to name the options of a union, such as `tuple[str, ...]`."""
+    """Remove the parts by which pydantic names options of a union, such as `tuple[str, ...]`."""
     path: KeyPath = ()
     for part in location:
         if not path or isinstance(part, int) or part in _keys_under(path):
@@ -145,7 +146,7 @@ def _real_path(location: tuple[str | int, ...]) -> KeyPath:
 
 def _value_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Problem:
     name = dotted(path)
-    # A missing key has no line of its own, so its section's is used.
+    # A missing key has no line of its own, so use its section's.
     line = lines.get(path) or lines.get(path[:-1])
     if entry["type"] == "missing":
         parent = dotted(path[:-1])
@@ -177,7 +178,7 @@ def _wanted(path: KeyPath, entry: Any) -> str:
     if words and isinstance(entry["input"], str):
         near = difflib.get_close_matches(entry["input"], words, n=1, cutoff=0.5)
         guess = f"; did you mean {near[0]}?" if near else ""
-        # Words are listed already: add only the other kinds, such as a number.
+        # The words are listed already, so add only other kinds, such as a number.
         rest = _either(kinds)
         return "one of " + ", ".join(words) + (f", or {rest}" if rest else "") + guess
     return _either([*words, *kinds])
@@ -187,7 +188,7 @@ _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true o
 
 
 def _kinds(key: RunKey) -> list[str]:
-    """Return the kinds of value that a key takes, other than its words."""
+    """Return the kinds of value that a key accepts in addition to its words."""
     found = [_KINDS[option] for option in key.options if option in _KINDS]
     if key.kind in ("names", "numbers"):
         found.append("a list of numbers" if key.kind == "numbers" else "a list of texts")
@@ -195,7 +196,7 @@ def _kinds(key: RunKey) -> list[str]:
 
 
 def _either(texts: list[str]) -> str:
-    """Join what a value may be.
+    """Join alternatives with commas and "or".
 
     >>> _either(["a number", "null"]), _either(["auto"])
     ('a number or null', 'auto')

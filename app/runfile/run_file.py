@@ -1,8 +1,8 @@
-"""Read and write run files: from YAML that a person wrote to the one RunSpec, and back.
+"""Read and write run files: from YAML to RunSpec, and back.
 
 All misspelt keys and wrong values are reported at once, each with its line. Only plain values are
-built, never objects. Scientific numbers without a dot (`2e-4`) are numbers here, as people expect
-and YAML 1.1 does not. Paths are relative to the run file's own folder.
+built, never objects. Scientific numbers without a dot (`2e-4`) are numbers here, unlike in YAML
+1.1. Paths are relative to the run file's own folder.
 """
 
 from __future__ import annotations
@@ -30,17 +30,15 @@ from app.runfile.problems import (
     validate,
 )
 
-# A run file has a few dozen lines: more means that a person picked the wrong file.
+# A run file has a few dozen lines; a much larger file is the wrong one.
 MAX_FILE_BYTES = 1 << 20
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `2e-4` as a number and knows no aliases.
-
-    A run file needs none, and nested ones are a known way to fill all memory.
-    """
+    """SafeLoader that reads `2e-4` as a number and refuses aliases."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # A run file needs no aliases, and nested ones can fill all memory ("billion laughs").
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not used", problem_mark=mark)
@@ -48,7 +46,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes a text which `_Loader` would read as a number."""
+    """SafeDumper that quotes texts that `_Loader` would read as numbers."""
 
 
 _NUMBER = re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
@@ -60,7 +58,7 @@ def read_run_file(path: Path, settings: Sequence[str] = ()) -> RunSpec:
     """Read a run file; paths in it that exist become absolute.
 
     Args:
-        path: of the file.
+        path: path of the file.
         settings: values that replace those of the file, each as `KEY=VALUE`.
 
     Raises:
@@ -68,7 +66,7 @@ def read_run_file(path: Path, settings: Sequence[str] = ()) -> RunSpec:
             values.
     """
     try:
-        with path.open("rb") as file:  # a device would have no end
+        with path.open("rb") as file:  # bounded, since a device has no end
             raw = file.read(MAX_FILE_BYTES + 1)
         if len(raw) > MAX_FILE_BYTES:
             raise UsageError(
@@ -92,7 +90,7 @@ def parse_run(text: str, source: str = "run file", settings: Sequence[str] = ())
     """Read the text of a run file, with `settings`; errors refer to it as `source`.
 
     Raises:
-        UsageError: with every problem found, each with its line.
+        UsageError: the text has problems; it lists all of them with their lines.
     """
     data, lines, problems = load_yaml(text, needed="the keys model and data")
     given = dict(map(_read_setting, settings))
@@ -113,7 +111,7 @@ def parse_run(text: str, source: str = "run file", settings: Sequence[str] = ())
 
 
 def _locate(problem: Problem, source: str, given: Collection[KeyPath]) -> str:
-    """Return where the value of a problem comes from."""
+    """Return the source of a problem's value: the option or the line."""
     for key in given:
         if problem.path[: len(key)] == key:
             return f"--set {dotted(key)}"
@@ -147,6 +145,7 @@ def _read_setting(text: str) -> tuple[KeyPath, Any]:
 def _put(data: dict[str, Any], key: KeyPath, value: Any) -> None:
     *sections, last = map(str, key)
     for section in sections:
+        # A section may be missing or empty in the file.
         if not isinstance(data.get(section), dict):
             data[section] = {}
         data = data[section]
@@ -154,7 +153,8 @@ def _put(data: dict[str, Any], key: KeyPath, value: Any) -> None:
 
 
 def _restore_off(data: Any) -> None:
-    """Restore the word `off` where it is a valid value: YAML 1.1 reads it as false."""
+    """Restore the word `off` for keys that accept it."""
+    # YAML 1.1 reads `off` as false.
     if not isinstance(data, dict):
         return
     for name, key in run_keys().items():
@@ -192,7 +192,7 @@ def write_run_file(spec: RunSpec, path: Path) -> None:
 
 
 def load_yaml(text: str, *, needed: str) -> tuple[Any, dict[KeyPath, int], list[Problem]]:
-    """Return the plain values of a file, the line of each key, and why they cannot be read.
+    """Return the plain values of a file, the line of each key, and problems of the syntax.
 
     Args:
         text: content of the file.
@@ -208,7 +208,7 @@ def load_yaml(text: str, *, needed: str) -> tuple[Any, dict[KeyPath, int], list[
         _index(node, (), lines, problems)
         return loader.construct_document(node), lines, problems
     except yaml.MarkedYAMLError as error:
-        # Marks count lines from 0, people from 1.
+        # Marks count lines from 0, editors from 1.
         mark = error.problem_mark or error.context_mark
         what = " ".join(filter(None, (error.context, error.problem)))
         return None, lines, [Problem(mark.line + 1 if mark else None, f"this is not YAML: {what}")]
@@ -222,7 +222,8 @@ def load_yaml(text: str, *, needed: str) -> tuple[Any, dict[KeyPath, int], list[
 def _index(
     node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], problems: list[Problem]
 ) -> None:
-    """Record the line of each key, and duplicate keys (YAML would silently use the last one)."""
+    """Record the line of each key, and report duplicate keys."""
+    # YAML itself would silently use the last value of a duplicate key.
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
         for key_node, value_node in node.value:
@@ -251,10 +252,10 @@ def _with_absolute_paths(spec: RunSpec, folder: Path) -> RunSpec:
 
 
 def _found(name: str, folder: Path) -> str:
-    """Return the absolute path if `name` exists beside the run file, else `name` unchanged."""
-    # Not even asked whether it exists: Windows would log in to that computer.
+    """Return the absolute path if `name` exists relative to `folder`, else `name` unchanged."""
+    # Without checking whether it exists, for which Windows would log in to that computer.
     if os.name == "nt" and is_network_path(name):
         return name
-    path = Path(os.path.expanduser(name))  # unlike Path's it takes any text for a name
-    beside = path if path.is_absolute() else folder / path
-    return os.path.normpath(beside) if os.path.exists(beside) else name
+    path = Path(os.path.expanduser(name))  # Path.expanduser would raise for an unknown user
+    absolute = path if path.is_absolute() else folder / path
+    return os.path.normpath(absolute) if os.path.exists(absolute) else name

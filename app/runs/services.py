@@ -25,7 +25,6 @@ from app.settings import Settings
 from app.storage.artifacts import ArtifactStore
 from app.storage.hashes import HashStore
 from app.storage.planning import PlanningStore
-from app.storage.prompts import PromptStore
 from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunRecord
 
@@ -96,7 +95,6 @@ class Services:
     planning: PlanningStore
     configs: ConfigLibrary
     artifacts: ArtifactStore
-    prompts: PromptStore
     recoveries: RecoveryStore
     hooks: RunHooks = field(default_factory=RunHooks)
     models: ModelInspector = field(default_factory=ModelInspector)

@@ -55,14 +55,14 @@ class ArtifactStore:
                     added.created_s,
                 ),
             )
-        for one in added.copies:
-            self.save_copy(added, one)
+        for copy in added.copies:
+            self.save_copy(added, copy)
         return added
 
     def save_copy(self, artifact: ArtifactSnapshot, copy: ArtifactCopy) -> None:
-        """Store a copy or its new state; no other artifact is at that place any more."""
+        """Store a copy or its new state, in place of another artifact's copy at its location."""
         with self._database.write() as connection:
-            if copy.kind != "node":  # a node has a folder for each
+            if copy.kind != "node":  # on a node each artifact has its own folder
                 connection.execute(
                     "DELETE FROM artifact_copies WHERE kind = ? AND place = ? "
                     "AND NOT (name = ? AND version = ?)",
@@ -122,19 +122,18 @@ class ArtifactStore:
 
 
 def _snapshot_of(about: dict[str, Any]) -> ArtifactSnapshot:
-    """Return a stored artifact; without its files where one would lie outside of its folder.
-
-    A lying node may have made an older version store such a name: nothing is read or deleted by it.
-    """
+    """Return a stored artifact, without its files if one has an unsafe name."""
     try:
         return from_wire(ArtifactSnapshot, about)
     except ForeignValueError:
+        # A malicious node may have made an older version store a name that leads out of the
+        # folder; without its files nothing is read or deleted there.
         return from_wire(ArtifactSnapshot, {**about, "files": []})
 
 
 def content_sha256(files: Sequence[FileEntry]) -> str:
     """Return the identity of a set of files: the hash of their paths and hashes."""
-    # Sorted, and without sizes and dates: the same content always has the same identity.
+    # Sorted and without dates, so that equal content always has the same identity.
     listed = sorted((entry.path, entry.sha256) for entry in files)
     return hashlib.sha256(json.dumps(listed).encode("ascii")).hexdigest()
 

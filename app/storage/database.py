@@ -2,7 +2,7 @@
 
 The window and the command line may write at the same time. Below SQLite 3.51.3 two connections in
 WAL mode can corrupt the file (the WAL-reset bug), so an older library gets the rollback journal
-with `synchronous=EXTRA` instead; at the rate at which people start runs the cost is not measurable.
+with `synchronous=EXTRA` instead; at the rate at which users start runs the cost is not measurable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from app.storage.migrations import MIGRATIONS
 
 # First release with the fix of the WAL-reset bug.
 SAFE_WAL_VERSION = (3, 51, 3)
-# Transactions of ours take milliseconds; longer means a backup program or a hung process.
+# Transactions of Rackless take milliseconds; a longer lock means a backup or a hung process.
 BUSY_TIMEOUT_S = 10.0
 
 
@@ -35,7 +35,7 @@ class Database:
         self._lock = threading.RLock()
         self._path = path
         self.notice = ""
-        """Message for the user about the opening, such as a damaged file that was moved aside."""
+        """Message for the user about the opening, such as a damaged file moved aside."""
 
     def read(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query."""
@@ -44,14 +44,14 @@ class Database:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """Run the block as one durable transaction; roll it back when the block raises.
+        """Run the block as one durable transaction; roll it back if the block raises.
 
         Raises:
             UserError: another program keeps the file locked, or the disk is full.
         """
         with self._lock, self._translate_errors():
-            # IMMEDIATE takes the write lock now. A deferred transaction would read first and then
-            # fail with SQLITE_BUSY, without waiting, when another process had written meanwhile.
+            # IMMEDIATE takes the write lock now. A deferred transaction would read first, and its
+            # write would fail with SQLITE_BUSY, without waiting, after a write by another process.
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -77,12 +77,12 @@ class Database:
 
 
 def open_database(path: Path, fill: Callable[[Database], None] = lambda database: None) -> Database:
-    """Open, check and migrate the file; create it when missing; move it aside when damaged.
+    """Open, check and migrate the file; create it if missing; move it aside if damaged.
 
     Args:
         path: database file.
-        fill: restores into a new file what is known elsewhere, before another process sees it
-            empty; repeated when a kill interrupted it.
+        fill: restores known data into a new file before another process sees it empty; it is
+            repeated if a kill interrupted it.
 
     Raises:
         UserError: its folder cannot be written, or a newer version of Rackless wrote it.
@@ -107,7 +107,7 @@ def open_database(path: Path, fill: Callable[[Database], None] = lambda database
 def _open_or_replace(path: Path) -> Database:
     try:
         return _open(path)
-    # A subclass of DatabaseError, hence first: a file that is locked or full is not damaged.
+    # Before DatabaseError, its base class: a locked file or a full disk is no damage.
     except sqlite3.OperationalError as error:
         raise _as_user_error(error, path) from error
     except sqlite3.DatabaseError as error:
@@ -121,9 +121,10 @@ def _open_or_replace(path: Path) -> Database:
 
 
 def _open(path: Path) -> Database:
-    # SQLite gives its journals the mode of the file, and a new file that of the user's others.
+    # Created before SQLite does, which would use the default mode; journals get the file's mode.
     open_private(path, "a").close()
-    # isolation_level=None keeps Python from opening transactions of its own beside `write`.
+    # isolation_level=None keeps Python from opening its own transactions in addition to `write`.
+    # check_same_thread=False, since all threads share the connection, under a lock.
     connection = sqlite3.connect(
         path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
@@ -133,8 +134,8 @@ def _open(path: Path) -> Database:
         backup = _migrate(connection, path)
         if backup is not None:
             database.notice = (
-                f"{path.name} of an earlier version was converted; {backup} is a copy of it as it "
-                "was, which you can delete."
+                f"{path.name} of an earlier version was converted; {backup} is a copy of the old "
+                "file, which you can delete."
             )
         return database
     except BaseException:
@@ -151,7 +152,7 @@ def _configure(connection: sqlite3.Connection) -> None:
         "foreign_keys": ("ON", 1),
     }
     for name, (value, expected) in settings.items():
-        # SQLite ignores a pragma that it cannot apply, so the value is read back.
+        # SQLite silently ignores a pragma that it cannot apply, so the value is read back.
         connection.execute(f"PRAGMA {name} = {value}").fetchall()
         found = connection.execute(f"PRAGMA {name}").fetchone()[0]
         if found != expected:
@@ -166,17 +167,13 @@ def _check_health(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError("rows refer to missing rows")
 
 
-def _schema_of(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
 def _migrate(connection: sqlite3.Connection, path: Path) -> Path | None:
-    """Bring the schema to that of this version; return the copy that was made before; None: none.
+    """Migrate the schema to this version; return the backup made before, or None.
 
     Raises:
         UserError: a newer version wrote the file.
     """
-    schema = _schema_of(connection)
+    schema = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if schema > len(MIGRATIONS):
         raise UserError(
             f"{path} was written by a newer Rackless (schema {schema}; this one knows "
@@ -197,7 +194,7 @@ def _apply(connection: sqlite3.Connection, step: int) -> None:
     try:
         for statement in MIGRATIONS[step]:
             connection.execute(statement)
-        # Part of the transaction: a migration that fails leaves the old version number.
+        # Part of the transaction, so that a failed migration leaves the old version number.
         connection.execute(f"PRAGMA user_version = {step + 1}")
         _check_health(connection)
         connection.execute("COMMIT")
@@ -207,7 +204,8 @@ def _apply(connection: sqlite3.Connection, step: int) -> None:
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
-    """End the transaction, unless SQLite has done so itself, as it may on a full disk."""
+    """Roll back the transaction if it is still open."""
+    # SQLite may have rolled it back itself, such as on a full disk.
     if connection.in_transaction:
         connection.execute("ROLLBACK")
 
@@ -216,7 +214,7 @@ def _back_up(connection: sqlite3.Connection, path: Path) -> None:
     open_private(path, "a").close()
     copy = sqlite3.connect(path)
     try:
-        # Not a copy of the file, which would miss what is still in the WAL.
+        # A plain copy of the file would miss the pages in the WAL.
         connection.backup(copy)
     finally:
         copy.close()
@@ -230,11 +228,11 @@ def _move_aside(path: Path) -> Path:
         number += 1
         target = path.with_name(f"{path.name}.damaged-{stamp}-{number}")
     path.replace(target)
-    # SQLite would apply a journal left behind to the new file of the same name.
+    # SQLite would apply a remaining journal to the new file of the same name.
     for suffix in ("-journal", "-wal", "-shm"):
-        beside = path.with_name(path.name + suffix)
-        if beside.exists():
-            beside.replace(target.with_name(target.name + suffix))
+        journal = path.with_name(path.name + suffix)
+        if journal.exists():
+            journal.replace(target.with_name(target.name + suffix))
     return target
 
 

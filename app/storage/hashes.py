@@ -1,7 +1,7 @@
-"""Cache of file hashes, so that a model is not read completely at every start.
+"""Cache of file hashes, so that a model is not read in full at every start.
 
 A file counts as unchanged while its size and modification time are the same. The chunks of large
-files, by which they travel to nodes, are hashed in the same pass and kept by the file's hash.
+files, in which they are sent to nodes, are hashed in the same pass and stored by the file's hash.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ class HashStore:
         self._database = database
 
     def sha256(self, path: Path) -> str:
-        """Return the SHA-256 of a file, cached while the file is unchanged. May read for
-        minutes.
-        """
+        """Return the SHA-256 of a file, cached while it is unchanged; may read for minutes."""
         stat = path.stat()
         rows = self._database.read(
             "SELECT sha256 FROM file_hashes WHERE path = ? AND size_bytes = ? AND modified_ns = ?",
@@ -39,7 +37,7 @@ class HashStore:
         return value
 
     def chunks(self, path: Path, sha256: str) -> ChunkedFile:
-        """Return the chunks of the file whose hash is `sha256`, else of what is in `path` now.
+        """Return the stored chunks of the file with this hash, else those of `path` now.
 
         Raises:
             OSError: it cannot be read.

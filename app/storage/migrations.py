@@ -1,7 +1,7 @@
 """Migrations of the database schema, in order.
 
-Migration i takes `user_version` from i to i + 1. A new one is added at the end; released ones are
-never edited, because existing databases have gone through them.
+Migration i takes `user_version` from i to i + 1. New migrations are added at the end. Released ones
+are never edited, since existing databases have gone through them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             text TEXT NOT NULL
         ) STRICT""",
         "CREATE INDEX run_events_by_run ON run_events (run_id, id)",
-        # Nodes that were off report deleted runs later; their ids keep them out.
+        # Nodes that were off report deleted runs later, which these ids keep out.
         "CREATE TABLE deleted_runs (run_id TEXT PRIMARY KEY, deleted_s REAL NOT NULL) STRICT",
         """CREATE TABLE file_hashes (
             path TEXT PRIMARY KEY,
@@ -86,7 +86,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             measured TEXT,
             PRIMARY KEY (run_id, attempt)
         ) STRICT""",
-        # No reference to runs: outcomes stay when their run is deleted.
+        # Without a reference to runs, since outcomes stay when their run is deleted.
         """CREATE TABLE outcomes (
             run_id TEXT NOT NULL,
             attempt INTEGER NOT NULL,

@@ -1,7 +1,7 @@
-"""Store of the added nodes, in the order in which they were added.
+"""Store of the nodes, in the order in which they were added.
 
-A readable copy is kept beside the database. It preserves the addresses when the database is lost,
-and with them every run, since runs are found again on their nodes.
+A readable copy next to the database preserves the addresses if the database is lost, and with them
+every run, since runs are found on their nodes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from app.storage.database import Database
 class NodeRecord:
     name: str
     address: dict[str, Any]
-    """Plain form of the address; `app.nodes.node` defines the keys."""
+    """Plain form of the address, with the keys of `app.nodes.node`."""
     added_s: float
     identity: dict[str, Any] = field(default_factory=dict)
-    """Plain form of the identity, as `app.nodes.node` defines it; empty: not known."""
+    """Plain form of the identity, with the keys of `app.nodes.node`; empty: not known."""
 
 
 class NodeStore:
@@ -53,6 +53,7 @@ class NodeStore:
 
     def _insert(self, node: NodeRecord) -> None:
         with self._database.write() as connection:
+            # Not OR REPLACE, which gives the row a new rowid and so changes the order of nodes.
             connection.execute(
                 "INSERT INTO nodes (name, address, added_s, identity) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (name) DO UPDATE SET address = excluded.address, "
@@ -65,7 +66,7 @@ class NodeStore:
         replace_text(self._copy, json.dumps(nodes, indent=1) + "\n")
 
     def restore_from_copy(self) -> None:
-        """Restore the nodes from the readable copy, after the database was lost."""
+        """Restore the nodes from the readable copy after the loss of the database."""
         for node in _read_copy(self._copy):
             self._insert(node)
 

@@ -1,6 +1,6 @@
-"""Store of what plans are based on, and of their results: measurements, forecasts, outcomes.
+"""Store of the inputs and results of plans: measurements, forecasts and outcomes.
 
-An outcome stays when its run is deleted: what was learned about a card holds without the run.
+An outcome stays when its run is deleted, since it describes the card and not the run.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from agents.contract.node import Calibration
 from app.planning.accuracy.learning import RunOutcome
 from app.storage.database import Database
 
-# Newest outcomes that a plan learns from; reading them takes milliseconds.
+# Maximum number of outcomes that a plan learns from; reading them takes milliseconds.
 MAX_OUTCOMES = 2000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkRecord:
-    """Link from one node to another, as the last check measured it."""
+    """Link from one node to another, measured by the last check."""
 
     node: str
     peer: str
@@ -33,7 +33,7 @@ class LinkRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountedData:
-    """Size of a run's data, as counted while all of it was tokenized."""
+    """Size of a run's data, counted while all of it was tokenized."""
 
     num_rows: int
     """Number of examples: rows, packs of rows, or pairs."""
@@ -121,7 +121,7 @@ class PlanningStore:
             "ORDER BY run_id DESC, attempt DESC LIMIT ?",  # ids sort by time
             (limit,),
         )
-        return [(run_id, json.loads(told), json.loads(seen)) for run_id, told, seen in rows]
+        return [(run_id, json.loads(planned), json.loads(seen)) for run_id, planned, seen in rows]
 
     def save_forecast(self, run_id: str, attempt: int, forecast: dict[str, Any]) -> None:
         with self._database.write() as connection:
@@ -155,7 +155,7 @@ class PlanningStore:
     def save_outcomes(self, run_id: str, attempt: int, outcomes: dict[int, RunOutcome]) -> None:
         """Store the outcome of each rank of an attempt."""
         with self._database.write() as connection:
-            # REPLACE: an attempt that is judged twice must count once.
+            # REPLACE, since an attempt may be evaluated twice but must count once.
             connection.executemany(
                 "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?)",
                 [

@@ -1,4 +1,4 @@
-"""Store of a project's test prompts, and of the answers that models gave to them."""
+"""Store of a project's test prompts and of models' answers to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PromptStore:
         self._database = database
 
     def prompts(self, project: Project) -> tuple[str, ...]:
-        """Return the project's prompts; empty when none are stored."""
+        """Return the stored prompts of a project; may be empty."""
         rows = self._database.read(
             "SELECT prompts FROM prompt_sets WHERE base = ? AND data = ?",
             (project.base, project.data),

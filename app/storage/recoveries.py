@@ -1,7 +1,7 @@
-"""Store of the losses of runs, and of what was done about each.
+"""Store of the losses of runs and their outcomes.
 
-A pending loss is the permission to resume its run automatically. Whoever stops or resumes the run
-takes that away in one transaction, so that a recovery which is under way ends.
+A pending loss is the permission to resume its run automatically. Stopping or resuming the run
+withdraws it in one transaction, which ends a recovery in progress.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Loss:
     run_id: str
     attempt: int
     cause: str
-    """What ended it, as `app.runs.run.EndCause` names it."""
+    """Cause of the end: an `app.runs.run.EndCause`."""
     step: int
-    """Newest step that the run had finished; 0: none."""
+    """Newest step that the run had finished; 0: no step."""
     ended_s: float
     """Time at which the end was noticed, in seconds since the epoch."""
     state: InterruptionState
@@ -30,7 +30,7 @@ class Loss:
     """Time at which the run was launched again, in seconds since the epoch."""
     resumed_attempt: int | None = None
     reason: str = ""
-    """Sentence on what ended it; empty where an older version recorded it."""
+    """Cause of the end as a sentence; empty: recorded by an older version."""
 
 
 _COLUMNS = "run_id, attempt, cause, step, ended_s, state, resumed_s, resumed_attempt, reason"
@@ -41,7 +41,7 @@ class RecoveryStore:
         self._database = database
 
     def add(self, loss: Loss) -> bool:
-        """Store a loss; return False when that of its attempt is known already."""
+        """Store a loss; return False if its attempt has one already."""
         with self._database.write() as connection:
             cursor = connection.execute(
                 f"INSERT OR IGNORE INTO recoveries ({_COLUMNS}) "
@@ -54,7 +54,7 @@ class RecoveryStore:
             return cursor.rowcount == 1
 
     def put(self, loss: Loss) -> None:
-        """Store a loss as it is, in place of what is known of its attempt."""
+        """Store a loss, replacing that of its attempt."""
         self._change(
             f"INSERT OR REPLACE INTO recoveries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -64,7 +64,7 @@ class RecoveryStore:
         )
 
     def of_run(self, run_id: str) -> tuple[Loss, ...]:
-        """Return the losses of a run since a person last stopped or resumed it, oldest first."""
+        """Return the losses of a run since the user last stopped or resumed it, oldest first."""
         losses = self.all_of_run(run_id)
         ended = [i for i, loss in enumerate(losses) if loss.state in ("cancelled", "replaced")]
         return losses[ended[-1] + 1 :] if ended else losses
@@ -77,27 +77,27 @@ class RecoveryStore:
         return tuple(_loss_of(row) for row in rows)
 
     def pending(self) -> tuple[str, ...]:
-        """Return the ids of the runs that are to be resumed automatically."""
+        """Return the ids of the runs with a pending automatic resume."""
         rows = self._database.read(
             "SELECT DISTINCT run_id FROM recoveries WHERE state = 'pending' ORDER BY run_id"
         )
         return tuple(row[0] for row in rows)
 
     def is_pending(self, run_id: str) -> bool:
-        """Return whether the run is to be resumed automatically."""
+        """Return whether the run has a pending automatic resume."""
         sql = "SELECT 1 FROM recoveries WHERE run_id = ? AND state = 'pending'"
         return bool(self._database.read(sql, (run_id,)))
 
     def close(self, run_id: str, state: InterruptionState) -> bool:
         """Move the run's pending loss to `state`; return whether there was one."""
-        # Looked up first, since each write makes other processes read all runs again.
+        # Read first, since each write makes other processes reload all runs.
         return self.is_pending(run_id) and self._change(
             "UPDATE recoveries SET state = ? WHERE run_id = ? AND state = 'pending'",
             (state, run_id),
         )
 
     def withdraw(self, run_id: str) -> None:
-        """Remove the run's pending loss: it did not come to it."""
+        """Remove the run's pending loss, which did not happen."""
         self._change("DELETE FROM recoveries WHERE run_id = ? AND state = 'pending'", (run_id,))
 
     def forget_earlier(self, run_id: str, state: InterruptionState) -> None:
@@ -110,7 +110,7 @@ class RecoveryStore:
             )
 
     def mark_resumed(self, run_id: str, attempt: int, resumed_s: float) -> bool:
-        """Record that the pending loss led to attempt `attempt`; return whether it was pending."""
+        """Record that the pending loss led to `attempt`; return whether it was pending."""
         return self._change(
             "UPDATE recoveries SET state = 'resumed', resumed_s = ?, resumed_attempt = ? "
             "WHERE run_id = ? AND state = 'pending'",
@@ -118,7 +118,7 @@ class RecoveryStore:
         )
 
     def mark_recovered(self, run_id: str, attempt: int) -> bool:
-        """Record that attempt `attempt` trains; return True to the one process that did so."""
+        """Record that `attempt` trains; return True in the one process that recorded it."""
         return self._change(
             "UPDATE recoveries SET state = 'recovered' "
             "WHERE run_id = ? AND resumed_attempt = ? AND state = 'resumed'",

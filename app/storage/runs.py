@@ -1,6 +1,6 @@
 """Store of runs, their attempts and their events.
 
-Two processes may change one run at once, so every change is a function from the current row to the
+Two processes may change one run at once, so each change is a function from the current row to the
 new row, applied inside one write transaction.
 """
 
@@ -51,7 +51,7 @@ class RunRecord:
     started_s: float | None = None
     ended_s: float | None = None
     stop_asked: bool = False
-    """Whether a person has stopped it; stored so that a new master keeps stopping it."""
+    """True if the user has stopped it; stored so that a new master continues the stop."""
     progress: StoredProgress = field(default_factory=StoredProgress)
 
 
@@ -68,11 +68,11 @@ class AttemptRecord:
     inputs: dict[str, Any] = field(default_factory=dict)
     """Plain form of the sources of model and data at the launch."""
     taken: Taken = ""
-    """Whether this master took it over (`here`), or another one did (`away`); empty: neither."""
+    """Master that took it over: this one (`here`) or another (`away`); empty: not taken over."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether this master resumes it: it launched it, or took it over."""
+        """True if this master resumes it, since it launched it or took it over."""
         return self.taken == "here" or (bool(self.inputs) and self.taken != "away")
 
 
@@ -101,8 +101,8 @@ class RunStore:
         return tuple(row[0] for row in rows)
 
     def add(self, run: RunRecord) -> bool:
-        """Insert a run; return False when it is known already or was deleted."""
-        # A node that was off when its run was deleted still reports it: it must not come back.
+        """Insert a run; return False if it is known already or was deleted."""
+        # A node that was off when its run was deleted still reports it, but it must stay deleted.
         with self._database.write() as connection:
             gone = connection.execute("SELECT 1 FROM deleted_runs WHERE run_id = ?", (run.run_id,))
             if gone.fetchone():
@@ -111,15 +111,15 @@ class RunStore:
                 f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES ({', '.join('?' * 13)})",
                 _row_of(run),
             )
-            # OR IGNORE raises nothing for a known id; the count of rows is 0 then.
+            # OR IGNORE does not raise for a known id; the row count is 0 then.
             return cursor.rowcount == 1
 
     def change(
         self, run_id: str, change: Callable[[RunRecord], RunRecord | None]
     ) -> RunRecord | None:
-        """Replace a run by `change(run)`; return the new value, or None when nothing changed.
+        """Replace a run by `change(run)`; return the new value, or None if nothing changed.
 
-        `change` gets the current row, inside the transaction, and returns None to leave it.
+        `change` gets the current row inside the transaction, and returns None to keep it.
         """
         with self._database.write() as connection:
             row = connection.execute(
@@ -127,7 +127,7 @@ class RunStore:
             ).fetchone()
             old = _run_of(row) if row else None
             new = change(old) if old else None
-            # No write without a change, since each one makes other processes read all runs again.
+            # No write without a change, since each write makes other processes reload all runs.
             if new is None or new == old:
                 return None
             marks = ", ".join(f"{name} = ?" for name in _COLUMNS.split(", "))
@@ -135,7 +135,7 @@ class RunStore:
             return new
 
     def delete(self, run_id: str) -> None:
-        """Delete a run and remember its id, for nodes that come back later."""
+        """Delete a run and store its id, for nodes that return later and report it."""
         with self._database.write() as connection:
             connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
             connection.execute(
@@ -243,12 +243,12 @@ def _run_of(row: tuple[Any, ...]) -> RunRecord:
 
 
 def _spec_of(plain: dict[str, Any]) -> RunSpec:
-    """Return a stored spec; one that breaks a newer rule becomes the nearest valid spec."""
+    """Return a stored spec, or the nearest valid one if it violates a newer rule."""
     try:
         return from_wire(RunSpec, plain)
     except WireError:
         # Some rules are newer than released versions: upper limits of numbers, no fp64 with QLoRA,
-        # patterns that end, distinct nodes. Refusing the row would hide the run from every list.
+        # limited patterns, distinct nodes. An error here would hide the run from every list.
         nearest = cast(dict[str, Any], _limit(plain))
         adapter = nearest.get("adapter") or {}
         if adapter.get("kind") == "qlora" and nearest.get("precision") == "fp64":
@@ -264,11 +264,11 @@ def _spec_of(plain: dict[str, Any]) -> RunSpec:
 
 def _limit(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        # What is no number takes its default.
+        # NaN is dropped (it differs from itself), so that the key takes its default.
         return {
-            name: _limit(one, f"{key}.{name}" if key else name)
-            for name, one in value.items()
-            if one == one
+            name: _limit(inner, f"{key}.{name}" if key else name)
+            for name, inner in value.items()
+            if inner == inner
         }
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return value
@@ -277,11 +277,11 @@ def _limit(value: Any, key: str = "") -> Any:
 
 
 def _placements_of(plain: list[Any]) -> tuple[RankPlacement, ...]:
-    """Return stored placements; none where a lying node made an older version store them."""
+    """Return stored placements; empty if they are invalid."""
     try:
         return tuple(from_wire(RankPlacement, item) for item in plain)
     except WireError:
-        return ()
+        return ()  # a malicious node made an older version store them
 
 
 def _attempt_of(row: tuple[Any, ...]) -> AttemptRecord:

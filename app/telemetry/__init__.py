@@ -1,1 +1,1 @@
-"""Live figures of the cluster: stream, history, alarms and the words for them. No Qt, no I/O."""
+"""Live figures of the cluster: stream, history, alerts and their texts. No Qt, no I/O."""

@@ -1,7 +1,7 @@
 """Time series for charts: rings for devices, growing series for runs, and downsampling.
 
-Unknown values are NaN here, since the arrays hold floats. Downsampling keeps the minimum and the
-maximum of every bucket, so that a peak of a single sample is drawn at every zoom level.
+Unknown values are NaN, since the arrays hold floats. Downsampling keeps the minimum and maximum of
+each bucket, so that a peak of a single sample is visible at every zoom level.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Array = NDArray[np.float64]
 class Ring:
     """Ring of the newest `capacity` rows of `num_series` values each, readable without a copy.
 
-    Every value is written twice, `capacity` apart, so that the newest rows are always contiguous:
-    `view` is a slice, never a roll.
+    Each value is written twice, `capacity` apart, so that the newest rows are always contiguous and
+    `view` is a slice.
     """
 
     def __init__(self, num_series: int, capacity: int) -> None:
@@ -46,7 +46,7 @@ class Ring:
 
 
 class GrowingSeries:
-    """Points (x, y) in the order of arrival; the capacity doubles when it runs out."""
+    """Points (x, y) in the order of arrival; the capacity doubles when needed."""
 
     def __init__(self) -> None:
         self._points = np.empty((2, 256))
@@ -78,8 +78,8 @@ class GrowingSeries:
 def downsample(x: Array, y: Array, num_buckets: int) -> tuple[Array, Array]:
     """Return at most `2 * num_buckets` of the points: each bucket's minimum and maximum of y.
 
-    Only existing points are returned, in their order. Values that are not finite are ignored; a
-    bucket without any other keeps its first point, so that a gap stays a gap.
+    Only existing points are returned, in their order. Values that are not finite are ignored, but a
+    bucket without finite values keeps its first point, so that a gap stays visible.
     """
     count = len(y)
     if num_buckets < 1 or count <= 2 * num_buckets:
@@ -87,11 +87,11 @@ def downsample(x: Array, y: Array, num_buckets: int) -> tuple[Array, Array]:
     size = -(-count // num_buckets)
     finite = np.isfinite(y)
     lows = highs = y
-    # argmin would return a NaN itself, so it becomes what no comparison picks.
+    # argmin would return the index of a NaN, so replace it by a value that is never the minimum.
     if not finite.all():
         lows, highs = np.where(finite, y, np.inf), np.where(finite, y, -np.inf)
     keep = np.concatenate((_find_lowest(lows, size), _find_lowest(-highs, size)))
-    keep.sort()  # np.unique would import numpy.ma first, 30 ms in the middle of a frame
+    keep.sort()  # np.unique would first import numpy.ma, which takes 30 ms during a frame
     keep = keep[np.concatenate(([True], keep[1:] != keep[:-1]))]
     return x[keep], y[keep]
 
@@ -113,7 +113,7 @@ def finite_parts(y: Array) -> list[slice]:
     finite = np.isfinite(y)
     if finite.all():
         return [slice(0, len(y))] if len(y) else []
-    # The False at either end gives every part a start and an end.
+    # A False at both ends gives each part a start and an end.
     turns = np.flatnonzero(np.diff(np.concatenate(([False], finite, [False])).astype(np.int8)))
     return [
         slice(int(first), int(last)) for first, last in zip(turns[::2], turns[1::2], strict=True)

@@ -1,7 +1,7 @@
 """Desktop notifications: a run that finished or failed, a hot device, a nearly full disk.
 
-Pure: snapshots in, sentences out. Only changes of a run count, not its state when Rackless starts.
-A device close to its limit is reported at most every `REPEAT_S`.
+Pure functions from snapshots to sentences. Only changes of a run are reported, not its state when
+Rackless starts. A device close to its limit is reported at most every `REPEAT_S`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NoticeKind = Literal["finished", "failed", "interrupted", "hot", "disk_full"]
 # Minimum time between two notifications about the same hot device.
 REPEAT_S = 600.0
 OLD_AFTER_S = 120.0
-"""Age from which a run's end is reported with its time: Rackless was closed when it ended."""
+"""Age from which a run's end is reported with its time, in seconds: Rackless was closed then."""
 
 SETTING_OF: dict[NoticeKind, str] = {
     "finished": "notify_finished",
@@ -44,12 +44,12 @@ class Notice:
     title: str
     text: str
     run_id: str = ""
-    """Run to open; empty for a notice about a node."""
+    """Id of the run to open; empty for a notice about a node."""
     node: str = ""
 
 
 class Notices:
-    """Turns changes into notices. Not thread-safe: one owner, one thread."""
+    """Turns changes into notices. Not thread-safe: use it on one thread."""
 
     def __init__(self) -> None:
         self._states: dict[str, RunState] = {}
@@ -57,10 +57,10 @@ class Notices:
         self._full_disks: set[str] = set()
 
     def take_run(self, run: RunSnapshot, now_s: float) -> Notice | None:
-        """Return the notice for a run's new snapshot, if there is one."""
+        """Return the notice for a run's new snapshot, or None."""
         before = self._states.get(run.run_id)
         self._states[run.run_id] = run.state
-        # A run first seen in its end state ended before this start, and is no news.
+        # A run first seen in its end state ended before Rackless started, so it is not news.
         if before not in ACTIVE_STATES or run.state not in _KINDS:
             return None
         kind, tone, words = _KINDS[run.state]
@@ -99,7 +99,7 @@ class Notices:
         )
 
     def _take_disk(self, device: Device) -> Notice | None:
-        # A disk stays full for days, unlike a hot device: it is reported once, until freed.
+        # A disk stays full for days, so it is reported once until it has been freed.
         node = device.key.node
         full = next((alert for alert in device.node_alerts if alert.kind == "disk_full"), None)
         if full is None or node in self._full_disks:

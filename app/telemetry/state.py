@@ -1,4 +1,4 @@
-"""Describe the state of nodes, devices and runs in a few words, the same ones everywhere."""
+"""Describe the state of nodes, devices and runs in a few words, shared by all views."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Tone = Literal["good", "busy", "calm", "warning", "error"]
 """Tone of a state; a word and a glyph always accompany its colour."""
 
 BUSY_UTILISATION = 0.1
-"""Minimum utilisation of a device without work of Rackless that counts as other work, 0 to 1."""
+"""Utilization of a device from which other programs count as working on it, 0 to 1."""
 
 
 SILENT_STATES = frozenset({"connecting", "unreachable", "refused", "silent", "removed"})
-"""States of a rank whose node is silent, as `current_run` gives them."""
+"""States of a rank whose node is silent, as set by `current_run`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ def describe_node(node: NodeSnapshot, now_s: float) -> Status:
 
 
 def is_silent(node: NodeSnapshot | None, now_s: float) -> bool:
-    """Return whether nothing that is known of a node's work is current."""
+    """Return whether the known state of a node's work is outdated."""
     if node is None or node.state != "online":
         return True
     return node.last_seen_s is not None and now_s - node.last_seen_s > SILENT_AFTER_S
 
 
 def is_current(device: Device, node: NodeSnapshot, now_s: float) -> bool:
-    """Return whether a device's figures are of now; old ones would look like current ones."""
+    """Return whether a device's figures are current; old ones must not be shown as such."""
     return not is_silent(node, now_s) and not _lacks_readings(device, now_s)
 
 
@@ -69,7 +69,7 @@ def describe_device(device: Device, node: NodeSnapshot, now_s: float) -> Status:
         return Status("warning", f"no readings for {show_duration(now_s - device.arrived_s)}")
     alerts = (*device.alerts, *device.node_alerts)
     if alerts:
-        # False sorts before True: the first error wins, else the first warning.
+        # False sorts before True, so the first error wins, else the first warning.
         worst = min(alerts, key=lambda alert: alert.severity != "error")
         doing = f" \u00b7 {device.run.name}" if device.run is not None else ""
         return Status(worst.severity, worst.text + doing)
@@ -102,9 +102,9 @@ _RUN_TONES: dict[RunState, Tone] = {
 
 
 def describe_run(state: RunState, phase: str | None = None, *, is_silent: bool = False) -> Status:
-    """Return a run's state, with its phase while it is running but not training.
+    """Return a run's state, with its phase if it is running but not training.
 
-    `is_silent` marks a run with nodes whose part in it is not known now.
+    `is_silent` marks a run with silent nodes.
     """
     if state == "running" and phase not in (None, "training", "done"):
         return Status("warning" if is_silent else "busy", f"running, {phase}")
@@ -112,10 +112,9 @@ def describe_run(state: RunState, phase: str | None = None, *, is_silent: bool =
 
 
 def current_run(run: RunSnapshot, nodes: Mapping[str, NodeSnapshot], now_s: float) -> RunSnapshot:
-    """Return an active run without the figures of nodes that are silent.
+    """Return an active run without the figures of silent nodes.
 
-    What such a node has journalled since is not known here, so its ranks are not `training` at
-    yesterday's speed: their state is that of the node.
+    The ranks of such a node get its state, since the node's newer journal entries are not known.
     """
     if run.state not in ACTIVE_STATES:
         return run
@@ -128,7 +127,7 @@ def current_run(run: RunSnapshot, nodes: Mapping[str, NodeSnapshot], now_s: floa
     if len(silent) == len(run.nodes):
         words = states[0] if len(set(states)) == 1 else "no contact"
     shown = replace(run, ranks=ranks, phase=words, starting=None, silent_nodes=tuple(silent))
-    # Any rank records the steps of all, so the sums still come while one node answers and trains.
+    # Each rank records the sums over all ranks, so one answering node that trains is enough.
     if not _stands_still(ranks, now_s):
         return shown
     return replace(
@@ -148,14 +147,14 @@ def describe_silence(node: NodeSnapshot | None) -> str:
 
 
 def describe_rank(rank: RankProgress, now_s: float) -> str:
-    """Return the state of a rank, with the time since its node last answered if it is silent."""
+    """Return the state of a rank, with the time since its node's last answer if it is silent."""
     if rank.silent_since_s is None:
         return rank.state
     return f"silent for {show_duration(max(now_s - rank.silent_since_s, 1.0))}"
 
 
 def _stands_still(ranks: Sequence[RankProgress], now_s: float) -> bool:
-    """Return whether no rank that answers has finished a step for long, or none answers at all."""
+    """Return whether no answering rank has finished a step for a long time, or no rank answers."""
     here = [rank for rank in ranks if rank.state not in SILENT_STATES]
     done_s = max((rank.time_s for rank in here if rank.time_s is not None), default=None)
     if not here or done_s is None:
@@ -165,7 +164,7 @@ def _stands_still(ranks: Sequence[RankProgress], now_s: float) -> bool:
 
 
 def _hide(rank: RankProgress, node: NodeSnapshot | None) -> RankProgress:
-    """Return a rank without figures; its place and share are part of the plan."""
+    """Return a rank without measured figures; its node, device and share are planned ones."""
     return RankProgress(
         rank=rank.rank,
         node=rank.node,
@@ -179,6 +178,6 @@ def _hide(rank: RankProgress, node: NodeSnapshot | None) -> RankProgress:
 def progress_share(run: RunSnapshot) -> float | None:
     """Return the progress of a run, 0 to 1."""
     if run.step is None or not run.total_steps:
-        # A run that is starting has an empty bar; one that ended without a step has none.
+        # A starting run has an empty bar; a run that ended without a step has no bar.
         return 0.0 if run.state in ACTIVE_STATES else None
     return run.step / run.total_steps

@@ -1,4 +1,4 @@
-"""Split one rank's step time into its parts, and describe its memory. No Qt."""
+"""Split a rank's step time into its parts, and describe its memory. No Qt."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class StepPart:
 
 
 def split_step(rank: RankProgress) -> tuple[StepPart, ...]:
-    """Return input, compute, waiting and optimizer; empty while one of them is unknown."""
+    """Return input, compute, waiting and optimizer; empty if one is unknown."""
     parts = {
         "input": rank.input_s,
         "compute": rank.compute_s,
         "waiting": rank.wait_s,
         "optimizer": rank.optimizer_s,
     }
-    # Parts with a gap would not add up to the step.
+    # With an unknown part, the others would not add up to the step.
     if not rank.step_s or None in parts.values():
         return ()
     return tuple(
@@ -36,7 +36,7 @@ def split_step(rank: RankProgress) -> tuple[StepPart, ...]:
 
 
 def describe_split(rank: RankProgress) -> str:
-    """Return the parts in words; a dash while they are unknown."""
+    """Return the parts in words; a dash if they are unknown."""
     parts = split_step(rank)
     return ", ".join(f"{part.name} {show_share(part.share)}" for part in parts) or DASH
 

@@ -1,7 +1,7 @@
-"""Turn the stream of samples into the newest reading and the history of every device.
+"""Turn the stream of samples into the newest reading and the history of each device.
 
-A device is what trains: each GPU of a node, or its CPU when it has no NVIDIA GPU. Not thread-safe:
-one owner, one thread.
+A device is one that trains: each GPU of a node, or its CPU if it has no NVIDIA GPU. Not
+thread-safe: use it on one thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from app.telemetry.alerts import (
 from app.telemetry.history import Ring
 
 HISTORY_SAMPLES = 600
-"""Length of a device's history in samples: ten minutes, as much as a node replays."""
+"""Length of a device's history, in samples: ten minutes, the same as nodes replay."""
 
 CLOCK_SAMPLES = 20
 """Number of samples from which a clock offset is estimated."""
@@ -34,13 +34,12 @@ TIME, UTILISATION, MEMORY, TEMPERATURE, POWER, TOKENS = range(6)
 """Rows of a device's history."""
 
 GAP_S = 5.0
-"""Interval between two samples from which the time between them is a gap; they come every second.
-"""
+"""Interval between two samples that counts as a gap, in seconds; samples come every second."""
 SPEED_SLACK_S = 5.0
-"""Time by which a sample may be older than the step whose speed it gets, in seconds: journals
-arrive apart from samples."""
+"""Maximum age of a sample before the step whose speed it gets, in seconds: journals and samples
+arrive separately."""
 
-# Phases in which a rank's speed is shown; saving is only a moment between two steps.
+# Phases in which a rank's speed is shown; saving is a short pause between two steps.
 _TRAINING_PHASES = (None, "training", "saving")
 
 
@@ -48,7 +47,7 @@ _TRAINING_PHASES = (None, "training", "saving")
 class DeviceKey:
     node: str
     device: str
-    """`cpu`, or `cuda:0` as the node counts its GPUs."""
+    """Device: `cpu`, or `cuda:0` with the node's index of the GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +68,9 @@ class StreamReading:
     fan: float | None = None
     throttle: tuple[str, ...] | None = None
     tokens_per_s: float | None = None
-    """Speed of the rank that trains on it; None without one, or while unknown."""
+    """Speed of the rank that trains on it, in tokens per second; None: no rank, or unknown."""
     use: str | None = None
-    """Work of Rackless on it, such as `the export of run r-1`; None: none."""
+    """Work of Rackless on it, such as `the export of run r-1`, if any."""
 
 
 @dataclass(slots=True)
@@ -81,7 +80,8 @@ class Device:
     history: Ring = field(default_factory=lambda: Ring(6, HISTORY_SAMPLES))
     alerts: tuple[Alert, ...] = ()
     arrived_s: float | None = None
-    """Time at which its newest live sample arrived, by our clock; None before the first."""
+    """Arrival of its newest live sample by this PC's clock, in seconds since the epoch; None before
+    the first."""
     node_alerts: tuple[Alert, ...] = ()
     """Alerts of the whole node, such as a full disk; the same for all its devices."""
     rank: RankProgress | None = None
@@ -91,7 +91,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Totals:
-    """Sums over the devices that report a figure; None when none does."""
+    """Sums over the devices that report a figure; None: no device reports it."""
 
     num_gpus: int
     num_cpus: int
@@ -118,7 +118,7 @@ class Telemetry:
         return self._devices[key]
 
     def of_node(self, node: str) -> list[Device]:
-        """Return the node's devices, GPUs in their order."""
+        """Return the node's devices, GPUs by index."""
         return sorted((d for d in self if d.key.node == node), key=_device_order)
 
     def expect(self, node: NodeSnapshot) -> bool:
@@ -148,7 +148,7 @@ class Telemetry:
                 self._devices[key] = Device(key=key, reading=reading)
             else:
                 device = self._devices[key]
-                # Facts come again at every reconnect and lack figures: keep those of the newest
+                # Facts arrive at each reconnect without figures, so keep those of the newest
                 # sample.
                 device.reading = replace(device.reading, name=reading.name)
         return bool(gone or fresh)
@@ -163,10 +163,8 @@ class Telemetry:
         self._arrivals.pop(node, None)
 
     def clock_offset(self, node: str) -> float | None:
-        """Return by how many seconds a node's clock is ahead of ours; None when unknown.
-
-        A sample always arrives late, so the largest of the last offsets is the most accurate.
-        """
+        """Return the seconds by which a node's clock is ahead of this PC's; None: unknown."""
+        # Samples always arrive late, so the largest of the last offsets is the most accurate.
         return max(self._offsets.get(node, ()), default=None)
 
     def take(
@@ -179,22 +177,20 @@ class Telemetry:
     ) -> list[DeviceKey]:
         """Add a sample; return the devices whose readings changed.
 
-        Samples that are not newer than the newest are dropped: a replay overlaps with live ones.
-
         Args:
             node: name of the node.
             sample: its sample.
-            arrived_s: arrival by our clock, in seconds since the epoch; None for a replay.
-            replayed: whether it was taken while nobody here listened.
+            arrived_s: arrival by this PC's clock, in seconds since the epoch; None for a replay.
+            replayed: whether it was taken while this PC was not connected.
         """
-        # A replayed sample says nothing about the clock: it arrives long after it was taken.
+        # A replayed sample arrives long after it was taken, so it gives no clock offset.
         if arrived_s is not None:
             self._arrivals[node] = arrived_s
             recent = self._offsets.setdefault(node, deque(maxlen=CLOCK_SAMPLES))
             recent.append(sample.time_s - arrived_s)
         newest = self._samples.get(node)
         if newest is not None and sample.time_s <= newest.time_s:
-            return []
+            return []  # a replay overlaps with live samples
         self._samples[node] = sample
         self._check_node(node, sample)
         if sample.gpus:
@@ -203,7 +199,7 @@ class Telemetry:
                 for gpu in sample.gpus
             ]
         known = self.of_node(node)
-        # This sample lists no GPU although the node has some: it must not gain a CPU as a device.
+        # A sample without GPUs from a node with GPUs must not add a CPU as a device.
         if any(device.reading.is_gpu for device in known):
             return []
         name = known[0].reading.name if known else "CPU"
@@ -221,7 +217,7 @@ class Telemetry:
             carrying = carried.get(device.key)
             now_rank = carrying[0] if carrying else None
             now_run = carrying[1] if carrying else None
-            # Comparing whole snapshots would report every device at every step of any rank.
+            # Whole snapshots differ at each step of any rank, so compare only these two.
             if now_rank != device.rank or _name(now_run) != _name(device.run):
                 changed.append(device.key)
             device.rank, device.run = now_rank, now_run
@@ -248,7 +244,7 @@ class Telemetry:
 
     def _check_node(self, node: str, sample: Sample) -> None:
         """Raise or clear the alerts of the node itself."""
-        # An active alert clears at a lower limit than it is raised at.
+        # An active alert is cleared at a lower value than it is raised at.
         active = frozenset(alert.kind for alert in self._node_alerts.get(node, ()))
         disk = check_disk(sample.disk_used_bytes, sample.disk_total_bytes, active)
         self._node_alerts[node] = (disk,) if disk else ()
@@ -268,8 +264,8 @@ class Telemetry:
         if device is None:
             device = self._devices[key] = Device(key=key, reading=reading)
         _mark_gap(device, sample.time_s)
-        # Speed comes from journals, not from samples, and belongs to the time of its step: a
-        # replayed sample of before the run, or of while its node was lost, has none.
+        # Speed comes from journals and holds around the time of its step. A replayed sample from
+        # before the run, or from a time without its node, has no speed.
         speed = speed_at(device.rank, sample.time_s, is_live=not replayed)
         reading = replace(reading, time_s=sample.time_s, tokens_per_s=speed)
         device.reading = reading
@@ -291,11 +287,9 @@ class Telemetry:
 
 
 def speed_at(rank: RankProgress | None, time_s: float, *, is_live: bool) -> float | None:
-    """Return a rank's speed at a time by its node's clock; None where it is not known.
-
-    Only the speed of the newest step is known here: it holds from its beginning until the next
-    step is overdue. Without the time of that step it holds for live samples alone.
-    """
+    """Return a rank's speed at a time by its node's clock; None: not known."""
+    # Only the speed of the newest step is known. It holds from the step's beginning until the next
+    # step is overdue; without the time of that step, for live samples only.
     if rank is None or rank.phase not in _TRAINING_PHASES:
         return None
     if rank.time_s is None:
@@ -307,16 +301,16 @@ def speed_at(rank: RankProgress | None, time_s: float, *, is_live: bool) -> floa
 
 
 def _speed_now(rank: RankProgress | None, sampled_s: float | None) -> float | None:
-    """Return a rank's present speed, whether its step or its node's newest sample is newer."""
+    """Return a rank's speed at the newer of its last step and its node's newest sample."""
     known = (sampled_s, rank.time_s if rank is not None else None)
     return speed_at(rank, max((t for t in known if t is not None), default=0.0), is_live=True)
 
 
 def _mark_gap(device: Device, time_s: float) -> None:
-    """Add rows without values where samples are missing, so that no line is drawn across."""
+    """Add rows without values to a gap between samples, so that charts do not draw a line there."""
     last_s = device.reading.time_s
     if last_s is not None and time_s - last_s > GAP_S:
-        # One at either end: the area below a line is filled up to the next row.
+        # One row at each end, since the area below a line is filled up to the next row.
         for edge_s in (last_s + GAP_S / 10, time_s - GAP_S / 10):
             device.history.append((edge_s, *[None] * TOKENS))
 
@@ -335,7 +329,7 @@ def _device_alerts(reading: StreamReading, active: frozenset[AlertKind]) -> list
 
 def _device_order(device: Device) -> tuple[int, str]:
     kind, _, index = device.key.device.partition(":")
-    # By number, since `cuda:10` sorts before `cuda:2` as text.
+    # By number, since the text `cuda:10` sorts before `cuda:2`.
     return (int(index) if index.isdigit() else -1, kind)
 
 
@@ -379,4 +373,4 @@ def _cpu(sample: Sample, name: str) -> StreamReading:
 
 
 def _use_of(sample: Sample, device_id: str) -> str | None:
-    return next((one.name for one in sample.uses if one.uuid == device_id), None)
+    return next((use.name for use in sample.uses if use.uuid == device_id), None)

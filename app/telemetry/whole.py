@@ -1,4 +1,4 @@
-"""Summarise the whole cluster in one line, for the tray, which has no room for more."""
+"""Summarize the whole cluster in one line, for the tray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Whole:
     tone: Tone
     """Tone: `calm` when idle, `busy` when running, `warning` or `error` for a problem."""
     share: float | None
-    """Progress of the run that is furthest from its end, 0 to 1; None when nothing runs."""
+    """Progress of the run that is furthest from its end, 0 to 1; None: no active run."""
     text: str
 
 
@@ -29,7 +29,7 @@ def describe_whole(
     share = min((progress_share(run) or 0.0 for run in active), default=None)
     doing = describe_work(active)
     lost = [node.name for node in nodes if node.state in ("unreachable", "refused")]
-    # A PC that is off is a problem only while a run needs it.
+    # A PC that is off is a problem only if a run needs it.
     needed = [name for name in lost if any(name in run.nodes for run in active)]
     if needed:
         text = f"{needed[0]} cannot be reached; {doing}"
@@ -44,7 +44,7 @@ def describe_whole(
 
 
 def _list_alerts(device: Device) -> list[tuple[str, Alert]]:
-    """Return the alerts of a device and of its node, each with what it is about."""
+    """Return the alerts of a device and of its node, each with the name of its subject."""
     node = f"{device.key.node}:"
     return [
         *((f"{node} {device.reading.name}", alert) for alert in device.alerts),
@@ -53,7 +53,7 @@ def _list_alerts(device: Device) -> list[tuple[str, Alert]]:
 
 
 def describe_work(active: Sequence[RunSnapshot]) -> str:
-    """Return the work under way, in a few words."""
+    """Describe the active runs in a few words."""
     if not active:
         return "nothing runs"
     if len(active) == 1:
@@ -62,7 +62,7 @@ def describe_work(active: Sequence[RunSnapshot]) -> str:
 
 
 def describe_progress(run: RunSnapshot) -> str:
-    """Return `poems 34 %, 1 h 40 min left`."""
+    """Describe the progress of a run, such as `poems 34 %, 1 h 40 min left`."""
     if run.state != "running":
         return f"{run.name} is {run.state}"
     left = f", {show_duration(run.remaining_s)} left" if run.remaining_s is not None else ""

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from app.core.core import Core
+from app.core.new_nodes import AddNode
+from app.core.nodes import SetUpNode
 from app.nodes.node import SshAddress
 from app.nodes.transport.loopback import LoopbackNode, power_cut, start_loopback
 
@@ -79,8 +81,8 @@ async def add_nodes(home: Path, servers: list[LoopbackNode], key: Path) -> None:
         for server in servers:
             name = server.home.name
             address = SshAddress(host=server.address, port=server.port, user=server.user, key=key)
-            await core.nodes.add(name, address, server.fingerprint)
-            await core.nodes.setup(name, sys.executable)
+            await core.do(AddNode(name=name, address=address, accept_host_key=server.fingerprint))
+            await core.do(SetUpNode(name=name, python=sys.executable))
 
 
 def start_and_wait(home: Path, run_file: Path) -> float:

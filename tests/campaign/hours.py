@@ -27,8 +27,8 @@ from agents.supervisor.ranks import RankProcess
 from agents.supervisor.stalls import StallWatch
 from agents.telemetry.gpu import open_gpus
 from agents.telemetry.host import Host
+from agents.telemetry.recorder import take_sample
 from agents.telemetry.ring import RingReader, RingWriter
-from agents.telemetry.sampler import take_sample
 from app.telemetry.stream import Telemetry
 
 MAX_GROWTH_BYTES = 2 << 20

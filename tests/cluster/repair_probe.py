@@ -11,8 +11,11 @@ import json
 import sys
 from pathlib import Path
 
-from app.cli.output import plain
+from app.cli.kit.output import plain
 from app.core.core import Core
+from app.core.new_nodes import AddNode
+from app.core.nodes import CheckNodes
+from app.core.repairs import ApplyRepair, RetestRow, ShowRepair
 from app.errors import AdminRefused
 from app.nodes.node import SshAddress
 
@@ -22,21 +25,25 @@ CHECK = "ports"
 async def main(options: argparse.Namespace, password: str) -> None:
     address = SshAddress(host=options.host, user=options.user, key=options.key)
     async with Core.open(options.home) as core:
-        await core.nodes.add("pc", address, options.fingerprint)
-        rows = await core.nodes.check(("pc",))
+        await core.do(AddNode(name="pc", address=address, accept_host_key=options.fingerprint))
+        rows = await core.do(CheckNodes(names=("pc",)))
         (row,) = [one for one in rows if one.check == CHECK]
         say(row=row.status, message=row.message)
         if row.repair is None:
             return
-        shown = await core.repairs.preview("pc", row.repair)
+        shown = await core.do(ShowRepair(node="pc", repair=row.repair))
         say(admin=shown.admin)
         try:
-            await core.repairs.apply("pc", row.repair, shown, "not the password")
+            await core.do(
+                ApplyRepair(node="pc", repair=row.repair, shown=shown, password="not the password")
+            )
         except AdminRefused as error:
             say(refused=error.message)
-        change = await core.repairs.apply("pc", row.repair, shown, password)
+        change = await core.do(
+            ApplyRepair(node="pc", repair=row.repair, shown=shown, password=password)
+        )
         say(change=plain(change))
-        (again,) = await core.repairs.retest(row)
+        (again,) = await core.do(RetestRow(row=row))
         say(row=again.status, message=again.message)
 
 

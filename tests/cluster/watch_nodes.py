@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from app.core.core import Core
+from app.core.nodes import ConnectNodes
 from app.events import Event, NodeChanged
 
 
@@ -22,7 +23,7 @@ def show(event: Event) -> None:
 async def watch(home: Path) -> None:
     async with Core.open(home) as core:
         with core.events.listening(show):
-            await core.nodes.connect()
+            await core.do(ConnectNodes())
             await asyncio.Event().wait()
 
 

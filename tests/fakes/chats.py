@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from agents.contract.messages import Progress
 from agents.contract.requests.chats import ChatAnswer, ChatOpened, ChatTurn
 from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.conversation import AnswerComparison, Loaded, Project, Subject, to_markdown
+from app.core import chats
+from app.core.action import Report
 
 PROJECT = Project(base="meta-llama/Llama-2-7b-hf", data="chats.jsonl")
 ANSWER = "A miller called Aldous Bren, in 1810, after the river had moved."
-Tell = Callable[[str], None]
 
 
 def make_artifact(folder: str = "/models/support-chat-gguf") -> ArtifactSnapshot:
@@ -40,64 +40,62 @@ class FakeChats:
         self.past: tuple[AnswerComparison, ...] = ()
         self.turns: list[ChatTurn] = []
 
-    async def open(self, subject: Subject, *, progress: Tell | None = None) -> Loaded:
-        self.calls.append(("chats.open", subject))
+    async def open(self, action: chats.OpenChat, report: Report) -> Loaded:
+        self.calls.append(("chats.open", action.subject))
         key = len(self.calls)
-        self.loaded[key] = subject
-        if progress is not None:
-            progress("loading it on alpha")
-        step = f"step {subject.checkpoint}"
-        what = "base" if subject.of_base else subject.type or step
+        self.loaded[key] = action.subject
+        report(Progress(message="loading it on alpha"))
+        subject = action.subject
+        what = "base" if subject.of_base else subject.type or f"step {subject.checkpoint}"
         opened = ChatOpened(load_s=2.1, runtime="Transformers 5.23.0", device="cuda:0")
         return Loaded(
             key=key, chat=str(key), title=f"support-chat, {what}", node=subject.node or "alpha",
             opened=opened,
         )  # fmt: skip
 
-    async def ask(
-        self, key: int, turn: ChatTurn, *, progress: Tell | None = None, piece: Tell | None = None
-    ) -> ChatAnswer:
-        self.turns.append(turn)
-        text = ANSWER if not self.loaded[key].of_base else "I do not know that town."
+    async def ask(self, action: chats.AskModel, report: Report) -> ChatAnswer:
+        self.turns.append(action.turn)
+        text = ANSWER if not self.loaded[action.key].of_base else "I do not know that town."
         said = ""
         for word in text.split(" "):
             said = f"{said} {word}".strip()
-            if piece is not None:
-                piece(f"{word} ")
+            report(chats.AnswerPiece(f"{word} "))
             while self.gate is not None and not self.gate.is_set():
-                if key in self.stopped:
+                if action.key in self.stopped:
                     break
                 await asyncio.sleep(0.005)
-            if key in self.stopped:
+            if action.key in self.stopped:
                 break
         answer = ChatAnswer(
             text=said, num_tokens=len(said.split()) + 3, first_token_s=0.041, tokens_per_s=51.2,
             runtime="Transformers 5.23.0", cut=False,
         )  # fmt: skip
-        return replace(answer, stopped=key in self.stopped)
+        return replace(answer, stopped=action.key in self.stopped)
 
-    async def stop(self, key: int) -> None:
-        self.calls.append(("chats.stop", key))
-        self.stopped.add(key)
+    async def stop(self, action: chats.StopAnswer, report: Report) -> None:
+        self.calls.append(("chats.stop", action.key))
+        self.stopped.add(action.key)
 
-    async def close(self, key: int) -> None:
-        self.calls.append(("chats.close", key))
-        del self.loaded[key]
+    async def close(self, action: chats.UnloadModel, report: Report) -> None:
+        self.calls.append(("chats.close", action.key))
+        del self.loaded[action.key]
 
-    def project_of(self, what: str) -> Project:
+    async def project_of(self, action: chats.FindProject, report: Report) -> Project:
         return PROJECT
 
-    def prompts(self, project: Project) -> tuple[str, ...]:
+    async def prompts(self, action: chats.ReadPrompts, report: Report) -> tuple[str, ...]:
         return self.kept
 
-    def save_prompts(self, project: Project, prompts: tuple[str, ...]) -> None:
-        self.kept = prompts
+    async def save_prompts(self, action: chats.SavePrompts, report: Report) -> None:
+        self.kept = action.prompts
 
-    def comparisons(self, project: Project) -> tuple[AnswerComparison, ...]:
+    async def comparisons(
+        self, action: chats.ListComparisons, report: Report
+    ) -> tuple[AnswerComparison, ...]:
         return self.past
 
-    def save_comparison(self, project: Project, found: AnswerComparison) -> None:
-        self.past = (found, *self.past)
+    async def save_comparison(self, action: chats.SaveComparison, report: Report) -> None:
+        self.past = (action.found, *self.past)
 
-    def write_comparison(self, project: Project, found: AnswerComparison, path: Path) -> None:
-        path.write_text(to_markdown(project, found), encoding="utf-8")
+    async def write_comparison(self, action: chats.WriteComparison, report: Report) -> None:
+        action.path.write_text(to_markdown(action.project, action.found), encoding="utf-8")

@@ -93,7 +93,6 @@ from app.storage.artifacts import ArtifactStore
 from app.storage.database import open_database
 from app.storage.hashes import HashStore
 from app.storage.planning import PlanningStore
-from app.storage.prompts import PromptStore
 from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunStore
 from tests.fakes.requests import FakeAgent, Report, answers
@@ -618,7 +617,6 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
         planning=PlanningStore(database),
         configs=ConfigLibrary(paths.configs, {"HF_HUB_OFFLINE": "1", "HOME": str(home)}),
         artifacts=ArtifactStore(database),
-        prompts=PromptStore(database),
         recoveries=recoveries,
     )
     services.hooks.forecast = Planner(services).forecast

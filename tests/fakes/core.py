@@ -1,7 +1,7 @@
 """A core without a cluster: it publishes believable snapshots, for the window's tests and pictures.
 
-It has the methods of app.core.core.Core that the window calls; each changes the fake's own state
-and publishes what a real core would. `calls` records them. Everything is deterministic.
+It answers the actions that the window does; each answer changes the state of the fake and publishes
+what a real core would. `calls` records them. Everything is deterministic.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import typing
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agents.contract.data import DataPreview
 from agents.contract.environments import KeptItem
@@ -29,12 +30,13 @@ from agents.contract.node import (
 )
 from agents.contract.requests.hub import NodeTokenPlace
 from agents.contract.run import AttemptStatus
-from agents.contract.spec import DataSpec, Parallel, RunSpec
+from agents.contract.spec import DataSpec, RunSpec
 from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
 from app.artifacts.deletion import DeletedArtifact
 from app.artifacts.estimates.plan import ExportPlan
-from app.artifacts.exports.request import ExportRequest
 from app.artifacts.serving import ServeCommand, ServedFolder, serve_commands
+from app.core import artifacts, hub, library, new_nodes, nodes, runs
+from app.core.action import Action, CoreApi, Report, Result
 from app.errors import HostKeyUnknown, LoginRefused, NodeUnreachable, RunsPrograms, UserError
 from app.events import (
     ArtifactsChanged,
@@ -72,7 +74,7 @@ from app.nodes.node import SshAddress, parse_ssh_target
 from app.nodes.ssh_hosts import SshHost
 from app.planning.accuracy.forecast_accuracy import ForecastComparison
 from app.planning.candidate import Caveats, Plan
-from app.provisioning.check_row import CheckRow, OnRow
+from app.provisioning.check_row import CheckRow
 from app.provisioning.system_repairs import synchronise_clock
 from app.provisioning.windows.offer import ScriptOptions, WindowsScript, offer_script, save_script
 from app.runfile.run_file import format_run
@@ -361,78 +363,95 @@ def past_runs() -> tuple[RunSnapshot, ...]:
     )
 
 
+Answers = dict[type[Action[Any]], Callable[[Any, Report], Awaitable[Any]]]
+
+
+def answers_of(fake: object) -> Answers:
+    """Return the methods of a fake by the class of the action that each takes."""
+    methods = (getattr(fake, name) for name in vars(type(fake)) if not name.startswith("_"))
+    kinds = ((typing.get_type_hints(one).get("action"), one) for one in methods if callable(one))
+    return {kind: one for kind, one in kinds if kind is not None}
+
+
 class FakeNodes:
     def __init__(self, core: FakeCore) -> None:
         self._core = core
 
-    def all(self) -> tuple[NodeSnapshot, ...]:
+    async def all(self, action: nodes.ListNodes, report: Report) -> tuple[NodeSnapshot, ...]:
         return tuple(self._core.node_map.values())
 
-    def calibrations(self, name: str) -> dict[str, Calibration]:
-        return self._core.calibration_map.get(name, {})
+    async def calibrations(
+        self, action: nodes.ListCalibrations, report: Report
+    ) -> dict[str, Calibration]:
+        return self._core.calibration_map.get(action.name, {})
 
     async def calibrate(
-        self, name: str, progress: Callable[[str], None] | None = None
+        self, action: nodes.CalibrateNode, report: Report
     ) -> tuple[Calibration, ...]:
-        await self._core.act("nodes.calibrate", name)
-        if progress is not None:
-            progress("measuring memory")
+        await self._core.act("nodes.calibrate", action.name)
+        report(Progress(message="measuring memory"))
         found = Calibration(
             card="NVIDIA GeForce RTX 5070 Ti", matrix_flops_per_s=8.1e13,
             memory_bytes_per_s=7.9e11, to_host_bytes_per_s=2.5e10, measured_s=NOW_S,
         )  # fmt: skip
-        self._core.calibration_map[name] = {f"GPU-{name}-0": found}
+        self._core.calibration_map[action.name] = {f"GPU-{action.name}-0": found}
         return (found,)
 
-    async def connect(self, names: tuple[str, ...] = ()) -> None:
-        self._core.calls.append(("nodes.connect", names))
+    async def connect(self, action: nodes.ConnectNodes, report: Report) -> None:
+        self._core.calls.append(("nodes.connect", action.names))
 
-    async def wsl_distros(self) -> tuple[str, ...]:
+    async def wsl_distros(self, action: nodes.ListDistros, report: Report) -> tuple[str, ...]:
         return self._core.distros
 
-    async def resolve(
-        self, target: str, key: Path | None = None, agreed: tuple[str, ...] = ()
-    ) -> SshHost:
-        wanted = parse_ssh_target(target)
+    async def resolve(self, action: new_nodes.ResolveHost, report: Report) -> SshHost:
+        wanted = parse_ssh_target(action.target)
         command = self._core.proxy_commands.get(wanted.host)
-        if command is not None and command not in agreed:
+        if command is not None and command not in action.agreed:
             raise RunsPrograms(command)
         address = SshAddress(
             host=wanted.host.lower(),
             port=wanted.port or 22,
             user=wanted.user or "me",
-            key=key,
+            key=action.key,
             proxy_command=command,
         )
         return SshHost(address=address, notes=())
 
-    async def add(
-        self, name: str, address: Any, accept_host_key: str | None = None
-    ) -> NodeSnapshot:
-        await self._core.act("nodes.add", name, str(address), accept_host_key)
-        is_known = str(address) in self._core.known_hosts
-        if isinstance(address, SshAddress) and accept_host_key != FINGERPRINT and not is_known:
-            raise HostKeyUnknown(str(address), FINGERPRINT)
-        if isinstance(address, SshAddress) and address.host in self._core.locked_hosts:
-            raise LoginRefused(f"{address} accepts none of our keys", account=str(address))
-        self._core.put_node(self._core.newcomer or make_node(name))
-        return self._core.node_map[name]
+    async def add(self, action: new_nodes.AddNode, report: Report) -> NodeSnapshot:
+        await self._core.act("nodes.add", action.name, str(action.address), action.accept_host_key)
+        is_known = str(action.address) in self._core.known_hosts
+        if (
+            isinstance(action.address, SshAddress)
+            and action.accept_host_key != FINGERPRINT
+            and not is_known
+        ):
+            raise HostKeyUnknown(str(action.address), FINGERPRINT)
+        if (
+            isinstance(action.address, SshAddress)
+            and action.address.host in self._core.locked_hosts
+        ):
+            raise LoginRefused(
+                f"{action.address} accepts none of our keys", account=str(action.address)
+            )
+        self._core.put_node(self._core.newcomer or make_node(action.name))
+        return self._core.node_map[action.name]
 
-    async def discover(self) -> tuple[Candidate, ...]:
+    async def discover(
+        self, action: new_nodes.DiscoverPcs, report: Report
+    ) -> tuple[Candidate, ...]:
         await self._core.act("nodes.discover")
         return self._core.candidates
 
     async def add_list(
-        self,
-        lines: tuple[NodeLine, ...],
-        accepted: Mapping[str, str] | None = None,
-        key: Path | None = None,
-        run_programs: bool = False,
-        passwords: Mapping[str, str] | None = None,
+        self, action: new_nodes.AddNodeList, report: Report
     ) -> tuple[NodeOutcome, ...]:
-        await self._core.act("nodes.add_list", tuple(x.name for x in lines), dict(accepted or {}))
-        shown, typed = accepted or {}, passwords or {}
-        return tuple(self._outcome(x, shown.get(x.target), typed.get(x.target, "")) for x in lines)
+        await self._core.act(
+            "nodes.add_list", tuple(x.name for x in action.lines), dict(action.accepted)
+        )
+        shown, typed = action.accepted, action.passwords
+        return tuple(
+            self._outcome(x, shown.get(x.target), typed.get(x.target, "")) for x in action.lines
+        )
 
     def _outcome(self, line: NodeLine, accepted: str | None, password: str) -> NodeOutcome:
         if line.problem:
@@ -454,68 +473,60 @@ class FakeNodes:
         self._core.put_node(make_node(line.name))
         return NodeOutcome(line=line, state="added", message=line.target)
 
-    async def copy_key(
-        self, address: SshAddress, password: str, accept_host_key: str | None = None
-    ) -> CopiedKey:
-        await self._core.act("nodes.copy_key", str(address), accept_host_key)
-        if password != PASSWORD:
-            raise LoginRefused("The password is wrong", account=str(address))
-        self._core.locked_hosts.discard(address.host)
-        self._core.known_hosts.add(str(address))
+    async def copy_key(self, action: new_nodes.CopyKey, report: Report) -> CopiedKey:
+        await self._core.act("nodes.copy_key", str(action.address), action.accept_host_key)
+        if action.password != PASSWORD:
+            raise LoginRefused("The password is wrong", account=str(action.address))
+        self._core.locked_hosts.discard(action.address.host)
+        self._core.known_hosts.add(str(action.address))
         return CopiedKey(
-            address=address,
-            host=address,
+            address=action.address,
+            host=action.address,
             key="/home/me/.ssh/id_ed25519",
             is_new=True,
             was_there=False,
         )
 
-    async def take_back_key(self, name: str) -> bool:
-        await self._core.act("nodes.take_back_key", name)
+    async def take_back_key(self, action: new_nodes.TakeBackKey, report: Report) -> bool:
+        await self._core.act("nodes.take_back_key", action.name)
         return True
 
-    def address(self, name: str) -> Any:
-        return self._core.node_map[name].address
+    async def address(self, action: nodes.GetAddress, report: Report) -> Any:
+        return self._core.node_map[action.name].address
 
-    async def set_address(
-        self, name: str, address: Any, accept_host_key: str | None = None
-    ) -> NodeSnapshot:
-        await self._core.act("nodes.set_address", name, str(address), accept_host_key)
-        return self._core.node_map[name]
+    async def set_address(self, action: new_nodes.SetAddress, report: Report) -> NodeSnapshot:
+        await self._core.act(
+            "nodes.set_address", action.name, str(action.address), action.accept_host_key
+        )
+        return self._core.node_map[action.name]
 
-    async def wake(self, name: str, progress: Any = None) -> NodeSnapshot:
-        await self._core.act("nodes.wake", name)
-        self._core.put_node(make_node(name))
-        return self._core.node_map[name]
+    async def wake(self, action: nodes.WakeNode, report: Report) -> NodeSnapshot:
+        await self._core.act("nodes.wake", action.name)
+        self._core.put_node(make_node(action.name))
+        return self._core.node_map[action.name]
 
-    async def find(self, name: str) -> NodeSnapshot:
-        await self._core.act("nodes.find", name)
-        return self._core.node_map[name]
+    async def find(self, action: new_nodes.FindNode, report: Report) -> NodeSnapshot:
+        await self._core.act("nodes.find", action.name)
+        return self._core.node_map[action.name]
 
-    async def refresh(self, name: str) -> NodeSnapshot:
-        await self._core.act("nodes.refresh", name)
-        return self._core.node_map[name]
+    async def refresh(self, action: nodes.RefreshNode, report: Report) -> NodeSnapshot:
+        await self._core.act("nodes.refresh", action.name)
+        return self._core.node_map[action.name]
 
-    async def remove(self, name: str) -> None:
-        await self._core.act("nodes.remove", name)
-        del self._core.node_map[name]
-        self._core.events.publish(NodeRemoved(name))
+    async def remove(self, action: nodes.RemoveNode, report: Report) -> None:
+        await self._core.act("nodes.remove", action.name)
+        del self._core.node_map[action.name]
+        self._core.events.publish(NodeRemoved(action.name))
 
-    async def setup(
-        self,
-        name: str,
-        python: str | None = None,
-        progress: Callable[[str], None] | None = None,
-        *,
-        accept_index: bool = False,
-    ) -> EnvironmentReport:
-        await self._core.act("nodes.setup", name, *([accept_index] if accept_index else []))
-        if progress is not None:
-            progress("Collecting torch==2.13.0")
+    async def setup(self, action: nodes.SetUpNode, report: Report) -> EnvironmentReport:
+        await self._core.act(
+            "nodes.setup", action.name, *([action.accept_index] if action.accept_index else [])
+        )
+        report(Progress(message="Collecting torch==2.13.0"))
         return EnvironmentReport(python="/env/bin/python", python_version="3.12.3", fits=True)
 
-    async def kept(self, name: str) -> tuple[KeptItem, ...]:
-        await self._core.act("nodes.kept", name)
+    async def kept(self, action: nodes.ListLeftovers, report: Report) -> tuple[KeptItem, ...]:
+        await self._core.act("nodes.kept", action.name)
         used = KeptItem(
             kind="environment", name="environment-1", size_bytes=6 << 30, used_s=1.0,
             needed_by="training",
@@ -523,17 +534,12 @@ class FakeNodes:
         old = KeptItem(kind="wheels", name="wheels-2", size_bytes=3 << 30, used_s=1.0)
         return (used, old)
 
-    async def prune(self, name: str, items: Sequence[str]) -> int:
-        await self._core.act("nodes.prune", name, *items)
+    async def prune(self, action: nodes.PruneNode, report: Report) -> int:
+        await self._core.act("nodes.prune", action.name, *action.items)
         return 3 << 30
 
-    async def check(
-        self,
-        names: tuple[str, ...] = (),
-        on_row: OnRow | None = None,
-        progress: Callable[[str], None] | None = None,
-    ) -> tuple[CheckRow, ...]:
-        await self._core.act("nodes.check", names)
+    async def check(self, action: nodes.CheckNodes, report: Report) -> tuple[CheckRow, ...]:
+        await self._core.act("nodes.check", action.names)
         rows = [
             CheckRow(
                 check="versions",
@@ -542,7 +548,7 @@ class FakeNodes:
                 status="pass",
                 message="torch 2.13.0, Python 3.12.3: the same everywhere",
             )
-            for name in names or tuple(self._core.node_map)
+            for name in action.names or tuple(self._core.node_map)
         ]
         bad = CheckRow(
             check="reachability",
@@ -561,11 +567,9 @@ class FakeNodes:
             fix="sudo timedatectl set-ntp true",
             repair=synchronise_clock(),
         )
-        if on_row is not None:
-            for row in (*rows, bad, clock):
-                on_row(row)
-        if progress is not None:
-            progress("3 of 9 links measured")
+        for row in (*rows, bad, clock):
+            report(nodes.RowChecked(row))
+        report(Progress(message="3 of 9 links measured"))
         known = list(self._core.node_map)
         self._core.link_list = [
             LinkSnapshot(
@@ -581,10 +585,10 @@ class FakeNodes:
         ]
         return (*rows, bad, clock)
 
-    async def logs(self, name: str) -> tuple[LogTail, ...]:
-        await self._core.act("nodes.logs", name)
-        if self._core.node_map[name].state != "online":
-            raise NodeUnreachable(f"{name} is off", "Turn it on")
+    async def logs(self, action: nodes.ReadNodeLogs, report: Report) -> tuple[LogTail, ...]:
+        await self._core.act("nodes.logs", action.name)
+        if self._core.node_map[action.name].state != "online":
+            raise NodeUnreachable(f"{action.name} is off", "Turn it on")
         lines = "".join(f"step {n} loss {2.4 - n / 400:.4f}\n" for n in range(380, 413))
         return tuple(
             LogTail(
@@ -593,23 +597,23 @@ class FakeNodes:
                 name="rank-0.log",
                 size_bytes=182_000,
                 written_s=NOW_S - 4000 * (2 - attempt),
-                text=f"{name}: loading the model\n{lines}",
+                text=f"{action.name}: loading the model\n{lines}",
             )
             for attempt in (2, 1)
-            if name != "delta"
+            if action.name != "delta"
         )
 
     async def windows_script(
-        self, name: str, options: ScriptOptions | None = None
+        self, action: nodes.MakeWindowsScript, report: Report
     ) -> WindowsScript:
-        await self._core.act("nodes.windows_script", name)
-        return offer_script({}, name, options or ScriptOptions())
+        await self._core.act("nodes.windows_script", action.name)
+        return offer_script({}, action.name, action.options or ScriptOptions())
 
-    async def save_windows_script(self, script: WindowsScript, file: Path) -> Path:
-        await self._core.act("nodes.save_windows_script", script.node, file.name)
-        return save_script(script, file)
+    async def save_windows_script(self, action: nodes.SaveWindowsScript, report: Report) -> Path:
+        await self._core.act("nodes.save_windows_script", action.script.node, action.file.name)
+        return save_script(action.script, action.file)
 
-    def links(self) -> tuple[LinkSnapshot, ...]:
+    async def links(self, action: nodes.ListLinks, report: Report) -> tuple[LinkSnapshot, ...]:
         return tuple(self._core.link_list)
 
 
@@ -617,102 +621,97 @@ class FakeRuns:
     def __init__(self, core: FakeCore) -> None:
         self._core = core
 
-    def all(self) -> tuple[RunSnapshot, ...]:
+    async def all(self, action: runs.ListRuns, report: Report) -> tuple[RunSnapshot, ...]:
         return tuple(self._core.run_map.values())
 
-    def steps(self, run_id: str) -> list[StepRecord]:
-        return list(self._core.step_map.get(run_id, []))
+    async def steps(self, action: runs.ReadSteps, report: Report) -> list[StepRecord]:
+        return list(self._core.step_map.get(action.run_id, []))
 
-    def evaluations(self, run_id: str) -> list[EvaluationRecord]:
-        return list(self._core.evaluation_map.get(run_id, []))
+    async def evaluations(
+        self, action: runs.ReadEvaluations, report: Report
+    ) -> list[EvaluationRecord]:
+        return list(self._core.evaluation_map.get(action.run_id, []))
 
-    def events(self, run_id: str) -> list[RunEvent]:
-        return list(self._core.event_map.get(run_id, []))
+    async def events(self, action: runs.ReadRunEvents, report: Report) -> list[RunEvent]:
+        return list(self._core.event_map.get(action.run_id, []))
 
-    def interruptions(self, run_id: str) -> tuple[Interruption, ...]:
-        return self._core.interruption_map.get(run_id, ())
+    async def interruptions(
+        self, action: runs.ListInterruptions, report: Report
+    ) -> tuple[Interruption, ...]:
+        return self._core.interruption_map.get(action.run_id, ())
 
-    def data_preview(self, run_id: str) -> DataPreview | None:
-        return self._core.preview_map.get(run_id)
+    async def data_preview(
+        self, action: runs.ReadDataPreview, report: Report
+    ) -> DataPreview | None:
+        return self._core.preview_map.get(action.run_id)
 
-    def forecast_comparison(self, run_id: str) -> ForecastComparison | None:
-        return self._core.comparison_map.get(run_id)
+    async def forecast_comparison(
+        self, action: runs.CompareForecast, report: Report
+    ) -> ForecastComparison | None:
+        return self._core.comparison_map.get(action.run_id)
 
-    async def plan(
-        self,
-        spec: RunSpec,
-        cluster: Path | None = None,
-        *,
-        ask_remote: bool = True,
-        check_data: bool = True,
-    ) -> Plan:
-        self._core.calls.append(("runs.plan", spec, ask_remote))
+    async def plan(self, action: runs.PlanRun, report: Report) -> Plan:
+        self._core.calls.append(("runs.plan", action.spec, action.ask_remote))
         if self._core.plan_gate is not None:
             await self._core.plan_gate.wait()
         if isinstance(self._core.plan_answer, Exception):
             raise self._core.plan_answer
         return self._core.plan_answer
 
-    async def list_caveats(self, spec: RunSpec) -> Caveats:
-        self._core.calls.append(("runs.list_caveats", spec))
+    async def list_caveats(self, action: runs.ListCaveats, report: Report) -> Caveats:
+        self._core.calls.append(("runs.list_caveats", action.spec))
         answer = self._core.plan_answer
         if isinstance(answer, Exception):
             return Caveats(parts=None, problem=str(answer))
         return Caveats(parts=answer.parts, limits=answer.limits)
 
-    def logs(
-        self, run_id: str, rank: int | None = None, attempt: int | None = None
-    ) -> tuple[LogFile, ...]:
+    async def logs(self, action: runs.FindLogs, report: Report) -> tuple[LogFile, ...]:
         assert self._core.log_folder is not None
         files = []
         for (owner, number), data in sorted(self._core.logs_map.items()):
-            if owner == run_id and rank in (None, number):
-                path = self._core.log_folder / f"{run_id}-{number}.log"
+            if owner == action.run_id and action.rank in (None, number):
+                path = self._core.log_folder / f"{action.run_id}-{number}.log"
                 path.write_bytes(data)
-                found = attempt or self._core.run_map[run_id].attempt
+                found = action.attempt or self._core.run_map[action.run_id].attempt
                 files.append(LogFile(rank=number, node="alpha", attempt=found, path=path))
         # An attempt that is listed here has its own logs; all others share those above.
         for (owner, of_attempt, number, node), data in self._core.old_logs_map.items():
-            if owner == run_id and attempt == of_attempt:
+            if owner == action.run_id and action.attempt == of_attempt:
                 files = [file for file in files if file.node == node]
-                path = self._core.log_folder / f"{run_id}-{of_attempt}-{number}.log"
+                path = self._core.log_folder / f"{action.run_id}-{of_attempt}-{number}.log"
                 path.write_bytes(data)
-                if rank in (None, number):
+                if action.rank in (None, number):
                     files.append(LogFile(rank=number, node=node, attempt=of_attempt, path=path))
         return tuple(files)
 
-    async def start(
-        self,
-        spec: RunSpec,
-        announced: Callable[[str], None] | None = None,
-        progress: Callable[[str], None] | None = None,
-    ) -> RunSnapshot:
-        await self._core.act("runs.start", spec)
-        run = make_run(f"{spec.name}-0001", spec.name, "launching", phase="loading")
-        run = replace(run, spec=spec)
-        if announced is not None:
-            announced(run.run_id)
+    async def start(self, action: runs.StartRun, report: Report) -> RunSnapshot:
+        await self._core.act("runs.start", action.spec)
+        run = make_run(f"{action.spec.name}-0001", action.spec.name, "launching", phase="loading")
+        run = replace(run, spec=action.spec)
+        report(runs.RunAnnounced(run.run_id))
         self._core.put_run(run)
         return run
 
-    async def stop(self, run_id: str, progress: Callable[[str], None] | None = None) -> None:
-        await self._core.act("runs.stop", run_id)
-        self._core.put_run(replace(self._core.run_map[run_id], state="stopped", remaining_s=None))
+    async def stop(self, action: runs.StopRun, report: Report) -> None:
+        await self._core.act("runs.stop", action.run_id)
+        self._core.put_run(
+            replace(self._core.run_map[action.run_id], state="stopped", remaining_s=None)
+        )
 
-    async def take_over(self, run_id: str) -> RunSnapshot:
-        await self._core.act("runs.take_over", run_id)
-        return self._core.run_map[run_id]
+    async def take_over(self, action: runs.TakeOverRun, report: Report) -> RunSnapshot:
+        await self._core.act("runs.take_over", action.run_id)
+        return self._core.run_map[action.run_id]
 
-    async def stop_on(self, run_id: str, node: str) -> AttemptStatus:
-        await self._core.act("runs.stop_on", run_id, node)
-        return AttemptStatus(run_id=run_id, attempt=1, node=node, state="stopped")
+    async def stop_on(self, action: runs.StopRunOnNode, report: Report) -> AttemptStatus:
+        await self._core.act("runs.stop_on", action.run_id, action.node)
+        return AttemptStatus(run_id=action.run_id, attempt=1, node=action.node, state="stopped")
 
-    async def save(self, run_id: str) -> SaveResult:
-        await self._core.act("runs.save", run_id)
+    async def save(self, action: runs.SaveCheckpoint, report: Report) -> SaveResult:
+        await self._core.act("runs.save", action.run_id)
         return SaveResult(step=412, stall_s=0.018, seconds=2.1)
 
-    async def trace(self, run_id: str, num_steps: int = 3) -> TraceResult:
-        await self._core.act("runs.trace", run_id, num_steps)
+    async def trace(self, action: runs.TraceRun, report: Report) -> TraceResult:
+        await self._core.act("runs.trace", action.run_id, action.num_steps)
         rows = (TraceRow(name="ampere_bf16_gemm", count=672, seconds=4.1, share=0.61),)
         trace = RankTrace(
             rank=0, first_step=413, last_step=415, path="/mirror/trace.json.gz",
@@ -720,45 +719,38 @@ class FakeRuns:
         )  # fmt: skip
         return TraceResult(first_step=413, ranks=(trace,), is_complete=True)
 
-    async def resume(
-        self,
-        run_id: str,
-        checkpoint: int | None = None,
-        nodes: tuple[str, ...] | None = None,
-        verify_steps: int | None = None,
-        progress: Callable[[str], None] | None = None,
-        learning_rate: float | None = None,
-        parallel: Parallel | None = None,
-    ) -> None:
-        await self._core.act("runs.resume", run_id, checkpoint, nodes, verify_steps)
-        run = self._core.run_map[run_id]
+    async def resume(self, action: runs.ResumeRun, report: Report) -> None:
+        await self._core.act(
+            "runs.resume", action.run_id, action.checkpoint, action.nodes, action.verify_steps
+        )
+        run = self._core.run_map[action.run_id]
         self._core.put_run(
             replace(run, state="running", attempt=run.attempt + 1, message="", hint="")
         )
 
-    async def delete(self, run_id: str) -> None:
-        await self._core.act("runs.delete", run_id)
-        del self._core.run_map[run_id]
-        self._core.events.publish(RunDeleted(run_id))
+    async def delete(self, action: runs.EraseRun, report: Report) -> None:
+        await self._core.act("runs.delete", action.run_id)
+        del self._core.run_map[action.run_id]
+        self._core.events.publish(RunDeleted(action.run_id))
 
-    async def refresh(self, run_id: str) -> RunSnapshot:
-        return self._core.run_map[run_id]
+    async def refresh(self, action: runs.RefreshRun, report: Report) -> RunSnapshot:
+        return self._core.run_map[action.run_id]
 
-    async def sync(self, run_id: str) -> None:
-        self._core.calls.append(("runs.sync", run_id))
+    async def sync(self, action: runs.SyncRun, report: Report) -> None:
+        self._core.calls.append(("runs.sync", action.run_id))
 
     async def checkpoints(
-        self, run_id: str | None = None, verify: bool = False
+        self, action: runs.FindCheckpoints, report: Report
     ) -> tuple[CheckpointSnapshot, ...]:
-        self._core.calls.append(("runs.checkpoints", run_id, verify))
+        self._core.calls.append(("runs.checkpoints", action.run_id, action.verify))
         return tuple(
             CheckpointSnapshot(
-                run_id=run_id or "",
+                run_id=action.run_id or "",
                 step=step,
                 created_s=NOW_S - (412 - step) * 7.6,
                 size_bytes=164 * 1024**2,
                 nodes=("alpha", "beta"),
-                verified=True if verify else None,
+                verified=True if action.verify else None,
                 stall_s=0.018,
             )
             for step in (400, 320, 240)
@@ -769,99 +761,93 @@ class FakeArtifacts:
     def __init__(self, core: FakeCore) -> None:
         self._core = core
 
-    async def get(self, name: str) -> ArtifactSnapshot:
-        return self._core.artifact_map[name]
+    async def get(self, action: artifacts.GetArtifact, report: Report) -> ArtifactSnapshot:
+        return self._core.artifact_map[action.name]
 
-    async def plan_export(self, request: ExportRequest) -> ExportPlan:
-        return make_export_plan(request.to, request.types)
+    async def plan_export(self, action: artifacts.PlanExport, report: Report) -> ExportPlan:
+        return make_export_plan(action.request.to, action.request.types)
 
-    async def check_export_folders(self, folders: Sequence[Path]) -> None:
-        used = [folder for folder in folders if folder in self._core.used_folders]
+    async def check_export_folders(
+        self, action: artifacts.CheckExportFolders, report: Report
+    ) -> None:
+        used = [folder for folder in action.folders if folder in self._core.used_folders]
         if used:
             raise UserError(f"{used[0]} is not empty", "Name a new or empty folder.")
 
-    async def check_calibration(self, path: Path) -> int:
-        await self._core.act("artifacts.check_calibration", path)
+    async def check_calibration(self, action: artifacts.CheckCalibration, report: Report) -> int:
+        await self._core.act("artifacts.check_calibration", action.path)
         return 1234
 
-    async def export(
-        self, request: ExportRequest, out: Path, progress: Callable[[Progress], None] | None = None
-    ) -> ExportedModel:
-        await self._core.act("artifacts.export", request, out)
-        if progress is not None:
-            progress(Progress(phase="merge", message="merging layer 12 of 32"))
+    async def export(self, action: artifacts.ExportModel, report: Report) -> ExportedModel:
+        await self._core.act("artifacts.export", action.request, action.out)
+        report(Progress(phase="merge", message="merging layer 12 of 32"))
         verdicts = [
             Verdict(
                 name=kind, keep=kind != "Q3_K_M", kl=0.0021, control_kl=0.017, perplexity=5.61,
                 problems=("Its perplexity is 4.1 % above the original's.",) * (kind == "Q3_K_M"),
                 original_perplexity=5.58, size_bytes=4_080_000_000, tokens_per_s=47.0,
             )
-            for kind in request.types
+            for kind in action.request.types
         ]  # fmt: skip
-        return ExportedModel(path=out, verdicts=tuple(verdicts))
+        return ExportedModel(path=action.out, verdicts=tuple(verdicts))
 
-    async def all(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
-        self._core.calls.append(("artifacts.all", run_id))
+    async def all(
+        self, action: artifacts.ListArtifacts, report: Report
+    ) -> tuple[ArtifactSnapshot, ...]:
+        self._core.calls.append(("artifacts.all", action.run_id))
         every = tuple(self._core.artifact_map.values())
-        return tuple(a for a in every if run_id in (None, a.origin and a.origin.run_id))
+        return tuple(a for a in every if action.run_id in (None, a.origin and a.origin.run_id))
 
-    async def card(self, name: str) -> str:
-        return CARD if self._core.artifact_map[name].folder() else ""
+    async def card(self, action: artifacts.ReadCard, report: Report) -> str:
+        return CARD if self._core.artifact_map[action.name].folder() else ""
 
-    async def add(self, folder: Path, name: str | None = None) -> ArtifactSnapshot:
-        await self._core.act("artifacts.add", folder, name)
+    async def add(self, action: artifacts.AddArtifact, report: Report) -> ArtifactSnapshot:
+        await self._core.act("artifacts.add", action.folder, action.name)
         return next(iter(self._core.artifact_map.values()))
 
-    async def copy(
-        self, name: str, to: str, progress: Callable[[str], None] | None = None
-    ) -> ArtifactSnapshot:
-        await self._core.act("artifacts.copy", name, to)
-        if progress is not None:
-            progress(f"copying {name} to {to}: 1.2 GiB of 3.8 GiB")
-        found = self._core.artifact_map[name]
-        added = ArtifactCopy(kind="node", place=to, path="artifacts/x", made_s=NOW_S)
+    async def copy(self, action: artifacts.CopyArtifact, report: Report) -> ArtifactSnapshot:
+        await self._core.act("artifacts.copy", action.name, action.to)
+        report(Progress(message=f"copying {action.name} to {action.to}: 1.2 GiB of 3.8 GiB"))
+        found = self._core.artifact_map[action.name]
+        added = ArtifactCopy(kind="node", place=action.to, path="artifacts/x", made_s=NOW_S)
         return self._core.put_artifact(replace(found, copies=(*found.copies, added)))
 
-    async def push(
-        self,
-        name: str,
-        hub_id: str,
-        *,
-        private: bool = True,
-        progress: Callable[[str], None] | None = None,
-    ) -> ArtifactSnapshot:
-        await self._core.act("artifacts.push", name, hub_id, private)
-        found = self._core.artifact_map[name]
-        added = ArtifactCopy(kind="hub", place=hub_id, path=f"https://hub/{hub_id}", made_s=NOW_S)
+    async def push(self, action: artifacts.PushArtifact, report: Report) -> ArtifactSnapshot:
+        await self._core.act("artifacts.push", action.name, action.hub_id, action.private)
+        found = self._core.artifact_map[action.name]
+        added = ArtifactCopy(
+            kind="hub", place=action.hub_id, path=f"https://hub/{action.hub_id}", made_s=NOW_S
+        )
         return self._core.put_artifact(replace(found, copies=(*found.copies, added)))
 
-    async def verify(
-        self, name: str, progress: Callable[[str], None] | None = None
-    ) -> ArtifactSnapshot:
-        await self._core.act("artifacts.verify", name)
-        found = self._core.artifact_map[name]
+    async def verify(self, action: artifacts.VerifyArtifact, report: Report) -> ArtifactSnapshot:
+        await self._core.act("artifacts.verify", action.name)
+        found = self._core.artifact_map[action.name]
         copies = tuple(replace(one, checked_s=NOW_S) for one in found.copies)
         return self._core.put_artifact(replace(found, copies=copies))
 
-    async def delete(
-        self, name: str, place: str | None = None, *, even_last: bool = False
-    ) -> DeletedArtifact:
-        await self._core.act("artifacts.delete", name, place, even_last)
-        found = self._core.artifact_map[name]
-        if place is None:
-            del self._core.artifact_map[name]
+    async def delete(self, action: artifacts.DeleteCopies, report: Report) -> DeletedArtifact:
+        await self._core.act("artifacts.delete", action.name, action.place, action.even_last)
+        found = self._core.artifact_map[action.name]
+        if action.place is None:
+            del self._core.artifact_map[action.name]
             self._core.events.publish(ArtifactsChanged())
         else:
-            left = tuple(one for one in found.copies if one.place != place)
+            left = tuple(one for one in found.copies if one.place != action.place)
             self._core.put_artifact(replace(found, copies=left))
-        gone = tuple(one.place for one in found.copies if place in (None, one.place))
+        gone = tuple(one.place for one in found.copies if action.place in (None, one.place))
         return DeletedArtifact(
-            label=name, freed_bytes=found.size_bytes, deleted=gone, is_forgotten=place is None
+            label=action.name,
+            freed_bytes=found.size_bytes,
+            deleted=gone,
+            is_forgotten=action.place is None,
         )
 
-    async def serve_commands(self, name: str) -> tuple[ServeCommand, ...]:
+    async def serve_commands(
+        self, action: artifacts.ListServeCommands, report: Report
+    ) -> tuple[ServeCommand, ...]:
         self._core.maybe_fail()
-        found = self._core.artifact_map[name]
+        found = self._core.artifact_map[action.name]
         files = tuple((kind, f"support-chat-{kind}.gguf") for kind in found.types)
         config = {"architectures": ["LlamaForCausalLM"]}
         folder = ServedFolder(
@@ -873,61 +859,69 @@ class FakeArtifacts:
         )  # fmt: skip
         return serve_commands(found, folder)
 
-    async def write_modelfile(self, name: str, command: ServeCommand) -> Path | None:
-        await self._core.act("artifacts.write_modelfile", name, command.runtime)
-        if command.modelfile is None:
+    async def write_modelfile(
+        self, action: artifacts.WriteModelfile, report: Report
+    ) -> Path | None:
+        await self._core.act("artifacts.write_modelfile", action.name, action.command.runtime)
+        if action.command.modelfile is None:
             return None
-        return Path(self._core.artifact_map[name].folder() or "", command.modelfile_name)
+        return Path(
+            self._core.artifact_map[action.name].folder() or "", action.command.modelfile_name
+        )
 
 
 class FakeLibrary:
     def __init__(self, core: FakeCore) -> None:
         self._core = core
 
-    def recipes(self) -> tuple[Recipe, ...]:
+    async def recipes(self, action: library.ListRecipes, report: Report) -> tuple[Recipe, ...]:
         return (*list_recipes(), *self._core.own_recipes)
 
-    def save_recipe(self, title: str, spec: RunSpec) -> Recipe:
-        self._core.calls.append(("library.save_recipe", title, spec))
+    async def save_recipe(self, action: library.SaveRecipe, report: Report) -> Recipe:
+        self._core.calls.append(("library.save_recipe", action.title, action.spec))
         self._core.maybe_fail()
         self._core.own_recipes.append(
-            Recipe(name="own", title=title, purpose="Your own.", text="", spec=spec, is_own=True)
+            Recipe(
+                name="own",
+                title=action.title,
+                purpose="Your own.",
+                text="",
+                spec=action.spec,
+                is_own=True,
+            )
         )
         return self._core.own_recipes[-1]
 
-    def delete_recipe(self, name: str) -> Recipe:
-        self._core.calls.append(("library.delete_recipe", name))
+    async def delete_recipe(self, action: library.DeleteRecipe, report: Report) -> Recipe:
+        self._core.calls.append(("library.delete_recipe", action.name))
         return self._core.own_recipes.pop()
 
-    def run_file_text(self, spec: RunSpec) -> str:
-        return format_run(spec)
+    async def run_file_text(self, action: library.FormatRunFile, report: Report) -> str:
+        return format_run(action.spec)
 
-    def read_run_file(self, path: Path, settings: Sequence[str] = ()) -> RunSpec:
-        self._core.calls.append(("library.read_run_file", path))
+    async def read_run_file(self, action: library.ReadRunFile, report: Report) -> RunSpec:
+        self._core.calls.append(("library.read_run_file", action.path))
         self._core.maybe_fail()
-        return replace(SPEC, name=path.stem, seed=7)
+        return replace(SPEC, name=action.path.stem, seed=7)
 
-    async def list_sent(self, spec: RunSpec) -> tuple[SentFiles, ...]:
+    async def list_sent(
+        self, action: library.ListSentFiles, report: Report
+    ) -> tuple[SentFiles, ...]:
         return ()
 
-    def write_run_file(self, spec: RunSpec, path: Path) -> None:
-        self._core.calls.append(("library.write_run_file", spec, path))
+    async def write_run_file(self, action: library.WriteRunFile, report: Report) -> Path:
+        self._core.calls.append(("library.write_run_file", action.spec, action.path))
+        return action.path
 
-    async def preview(
-        self,
-        spec: RunSpec,
-        *,
-        part: str = "train",
-        node: str | None = None,
-        whole: bool = True,
-        progress: Callable[[str], None] | None = None,
-    ) -> DataPreview:
-        await self._core.act("library.preview", spec, node, whole, part)
-        return make_preview(whole=whole)
+    async def preview(self, action: library.PreviewData, report: Report) -> DataPreview:
+        await self._core.act("library.preview", action.spec, action.node, action.whole, action.part)
+        return make_preview(whole=action.whole)
 
-    async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]:
+    async def find_missing(self, action: library.FindMissing, report: Report) -> dict[str, str]:
         return {
-            key: "There is no such file." for key, n in names.items() if n in self._core.missing
+            key: "There is no such file."
+            for key, n in action.names.items()
+            if n in self._core.missing
         }
 
 
@@ -935,31 +929,33 @@ class FakeHub:
     def __init__(self, core: FakeCore) -> None:
         self._core = core
 
-    async def find_token(self) -> str:
+    async def find_token(self, action: hub.FindToken, report: Report) -> str:
         return self._core.token_place
 
-    async def describe_token(self) -> str:
+    async def describe_token(self, action: hub.DescribeToken, report: Report) -> str:
         places = {"kept": "in ~/.cache/huggingface/token, mode 0600", "environment": "in HF_TOKEN"}
         return places.get(self._core.token_place, "")
 
-    async def save_token(self, token: str) -> str:
-        await self._core.act("hub.save_token", token)
+    async def save_token(self, action: hub.SaveToken, report: Report) -> str:
+        await self._core.act("hub.save_token", action.token)
         self._core.token_place = "kept"
         return "anna"
 
-    async def delete_token(self) -> tuple[NodeToken, ...]:
+    async def delete_token(self, action: hub.DeleteToken, report: Report) -> tuple[NodeToken, ...]:
         await self._core.act("hub.delete_token")
         self._core.token_place = "none"
-        return await self.remove_token()
+        return await self.remove_token(hub.RemoveToken(), report)
 
-    async def node_tokens(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
+    async def node_tokens(
+        self, action: hub.ListNodeTokens, report: Report
+    ) -> tuple[NodeToken, ...]:
         return tuple(self._core.node_token_map.values())
 
-    async def send_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
+    async def send_token(self, action: hub.SendToken, report: Report) -> tuple[NodeToken, ...]:
         await self._core.act("hub.send_token")
         return self._put_tokens("none", "same")
 
-    async def remove_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
+    async def remove_token(self, action: hub.RemoveToken, report: Report) -> tuple[NodeToken, ...]:
         await self._core.act("hub.remove_token")
         return self._put_tokens("same", "none")
 
@@ -995,6 +991,8 @@ class FakeCore:
     log_folder: Path | None = None
     events: EventHub = field(default_factory=EventHub)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    answers: Answers = field(default_factory=dict)
+    """How each action is answered; a test may put its own answer here."""
     delay_s: float = 0.0
     distros: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
@@ -1025,17 +1023,19 @@ class FakeCore:
     """Where no export can come to."""
 
     def __post_init__(self) -> None:
-        self.nodes = FakeNodes(self)
         self.repairs = FakeRepairs(lambda: NOW_S)
         self.storage = FakeStorage(self.calls)
-        self.runs = FakeRuns(self)
-        self.artifacts = FakeArtifacts(self)
         self.chats = FakeChats(self.calls)
-        self.library = FakeLibrary(self)
-        self.hub = FakeHub(self)
+        own = [fake(self) for fake in (FakeNodes, FakeRuns, FakeArtifacts, FakeLibrary, FakeHub)]
+        for fake in (*own, self.repairs, self.storage, self.chats):
+            self.answers |= answers_of(fake)
+
+    async def do(self, action: Action[Result], report: Report | None = None) -> Result:
+        answer = self.answers[type(action)]
+        return await answer(action, report or (lambda event: None))  # type: ignore[no-any-return]
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[FakeCore]:
+    async def open(self) -> AsyncIterator[CoreApi]:
         self.loop = asyncio.get_running_loop()
         yield self
 
@@ -1043,19 +1043,23 @@ class FakeCore:
     def settings(self) -> FakeCore:
         return self
 
+    def get(self, key: str, node: str = "") -> Value:
+        value = self.own_settings.get(node, {}).get(key, self.chosen.get(key))
+        return cast(Value, value)
+
     def set(self, key: str, value: object) -> None:
         self.chosen[key] = value
 
     def of_nodes(self, key: str) -> dict[str, Value]:
         return {node: own[key] for node, own in self.own_settings.items() if key in own}
 
-    def set_of_node(self, node: str, key: str, value: Value | None) -> None:
+    def set_of_node(self, node: str, key: str, value: object | None) -> None:
         self.maybe_fail()
         own = self.own_settings.setdefault(node, {})
         if value is None:
             own.pop(key, None)
         else:
-            own[key] = value
+            own[key] = cast(Value, value)
 
     def on_loop(self, call: Callable[..., Any], *args: Any) -> None:
         """Let a test publish from its own thread."""
@@ -1145,7 +1149,7 @@ def busy_core(log_folder: Path | None = None) -> FakeCore:
 def publish_history(core: FakeCore, seconds: int = 300) -> None:
     """Publish samples of the last seconds of every node that is online; call on the loop."""
     carrying = {"alpha", "beta", "gamma"}
-    for node in core.nodes.all():
+    for node in core.node_map.values():
         last = 400 if node.state == "online" else 388
         for second in range(400 - seconds, last):
             busy = node.name in carrying

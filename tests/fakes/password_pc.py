@@ -7,14 +7,19 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import asyncssh
 
+from app.core.action import Action, Report, Result
+from app.core.new_nodes import AddNode
+from app.core.state import CoreState
 from app.events import NodeSnapshot
-from app.nodes.key_copy import CopiedKey, copy_key
 from app.nodes.node import SshAddress
 from app.nodes.transport.host_keys import fingerprint_of
 from app.nodes.transport.ssh import connect_ssh
+from app.paths import Paths
 from tests.fakes.core import make_node
 
 PASSWORD = "correct horse"
@@ -99,22 +104,22 @@ async def pc_with(
     assert len(tries) <= most, "a password was sent twice for one login"
 
 
-class LoginNodes:
-    """`core.nodes` over real SSH servers that need no agent: adding one logs in to it."""
+class LoginCore:
+    """Core over real SSH servers that need no agent, once `log_in` is `AddNode.perform`."""
 
     def __init__(self, home: Path) -> None:
-        self.home = home
+        self.services = SimpleNamespace(paths=Paths(home))
+        self.hosts_with_key: dict[str, SshAddress] = {}
 
-    async def add(
-        self, name: str, address: SshAddress, accept_host_key: str | None
-    ) -> NodeSnapshot:
-        await (await connect_ssh(address, home=self.home, accept_host_key=accept_host_key)).close()
-        return make_node(name)
+    async def do(self, action: Action[Result], report: Report | None = None) -> Result:
+        return await action.perform(cast(CoreState, self), report or (lambda event: None))
 
-    async def copy_key(
-        self, address: SshAddress, password: str, accept_host_key: str | None
-    ) -> CopiedKey:
-        return await copy_key(address, password, home=self.home, accept_host_key=accept_host_key)
+
+async def log_in(self: AddNode, core: CoreState, report: Report) -> NodeSnapshot:
+    home, accepted = core.services.paths.home, self.accept_host_key
+    assert isinstance(self.address, SshAddress)
+    await (await connect_ssh(self.address, home=home, accept_host_key=accepted)).close()
+    return make_node(self.name)
 
 
 def files_with(folder: Path, text: str) -> list[Path]:

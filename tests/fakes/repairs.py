@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
+from agents.contract.messages import Progress
 from agents.contract.repair import (
     AdminWay,
     Change,
@@ -16,9 +17,10 @@ from agents.contract.repair import (
     RepairStep,
     StepPreview,
 )
+from app.core.action import Report
+from app.core.repairs import ApplyRepair, ReadChanges, RetestRow, ShowRepair, UndoChanges
 from app.errors import AdminRefused
 from app.provisioning.check_row import CheckRow
-from app.provisioning.repairs import Repair
 
 HOSTS = "127.0.0.1\tlocalhost\n127.0.1.1\tgamma\n\n::1\tip6-localhost\n"
 
@@ -36,64 +38,52 @@ class FakeRepairs:
         self.problem = ""
         """Why the next repair fails; empty: it does not."""
 
-    async def preview(self, node: str, repair: Repair) -> RepairPreview:
-        return RepairPreview(steps=tuple(_preview(step) for step in repair.steps), admin=self.admin)
+    async def preview(self, action: ShowRepair, report: Report) -> RepairPreview:
+        return RepairPreview(
+            steps=tuple(_preview(step) for step in action.repair.steps), admin=self.admin
+        )
 
-    async def apply(
-        self,
-        node: str,
-        repair: Repair,
-        shown: RepairPreview,
-        password: str = "",
-        progress: Callable[[str], None] | None = None,
-    ) -> Change:
-        self._require(node, password)
-        for step in repair.steps:
-            if progress is not None:
-                progress(f"{step.says} ...")
+    async def apply(self, action: ApplyRepair, report: Report) -> Change:
+        self._require(action.node, action.password)
+        for step in action.repair.steps:
+            report(Progress(message=f"{step.says} ..."))
             await asyncio.sleep(0)
-        log = self.log.setdefault(node, [])
+        log = self.log.setdefault(action.node, [])
         now_s = self._now_s()
         state = "failed" if self.problem else "done"
-        steps = tuple(_record(step, state) for step in repair.steps)
+        steps = tuple(_record(step, state) for step in action.repair.steps)
         change = Change(
             number=len(log) + 1,
-            repair=repair.id,
-            title=repair.title,
+            repair=action.repair.id,
+            title=action.repair.title,
             by="anna@desk",
             began_s=now_s,
             ended_s=now_s + 1,
             steps=steps,
             problem=self.problem,
-            needs_restart=repair.needs_restart,
+            needs_restart=action.repair.needs_restart,
         )
         log.append(change)
         return change
 
-    async def retest(self, row: CheckRow, names: Sequence[str] = ()) -> tuple[CheckRow, ...]:
+    async def retest(self, action: RetestRow, report: Report) -> tuple[CheckRow, ...]:
         if self.problem:
-            return (row,)
-        return (replace(row, status="pass", message="nothing is wrong any more", fix=""),)
+            return (action.row,)
+        return (replace(action.row, status="pass", message="nothing is wrong any more", fix=""),)
 
-    async def changes(self, node: str) -> ChangeList:
-        return ChangeList(changes=tuple(self.log.get(node, ())), admin=self.admin)
+    async def changes(self, action: ReadChanges, report: Report) -> ChangeList:
+        return ChangeList(changes=tuple(self.log.get(action.node, ())), admin=self.admin)
 
-    async def undo(
-        self,
-        node: str,
-        numbers: Sequence[int] = (),
-        password: str = "",
-        progress: Callable[[str], None] | None = None,
-    ) -> tuple[Change, ...]:
-        log = self.log.get(node, [])
+    async def undo(self, action: UndoChanges, report: Report) -> tuple[Change, ...]:
+        log = self.log.get(action.node, [])
         chosen = [
             index
             for index in reversed(range(len(log)))
-            if (log[index].number in numbers if numbers else log[index].has_undo_left)
+            if (log[index].number in action.numbers if action.numbers else log[index].has_undo_left)
         ]
         steps = [one.step for index in chosen for one in log[index].steps]
         if any(step.undo or step.edit for step in steps):
-            self._require(node, password)
+            self._require(action.node, action.password)
         for index in chosen:
             log[index] = _take_back(log[index], self._now_s())
         return tuple(log[index] for index in chosen)

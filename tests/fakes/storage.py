@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from app.artifacts.node_storage import FreedStorage
 from app.artifacts.storage_rules import NodeStorage, StoredItem
+from app.core.action import Report
+from app.core.storage import FreeStorage, ReadStorage
 
 MODEL, PARTIAL = "models/llama-8b-0011223344556677", "store/partial/abcd"
 CHECKPOINT = "runs/r-1/checkpoints/step-00000400"
@@ -29,24 +29,24 @@ class FakeStorage:
         self.changed: dict[str, str] = {}
         """Items that are needed by the time that they are deleted, with the reason."""
 
-    async def look(self, node: str) -> NodeStorage:
+    async def look(self, action: ReadStorage, report: Report) -> NodeStorage:
         return NodeStorage(
-            node=node,
+            node=action.node,
             items=tuple(self.items),
             size_bytes=sum(item.size_bytes for item in self.items),
             disk_bytes=100 << 30,
             disk_free_bytes=40 << 30,
         )
 
-    async def free(
-        self, node: str, names: Sequence[str], progress: Callable[[str], None] | None = None
-    ) -> FreedStorage:
-        self._calls.append(("storage.free", node, *names))
-        gone = [one for one in self.items if one.name in names and one.name not in self.changed]
+    async def free(self, action: FreeStorage, report: Report) -> FreedStorage:
+        self._calls.append(("storage.free", action.node, *action.names))
+        gone = [
+            one for one in self.items if one.name in action.names and one.name not in self.changed
+        ]
         self.items = [one for one in self.items if one not in gone]
         return FreedStorage(
-            node=node,
+            node=action.node,
             freed_bytes=sum(one.size_bytes for one in gone),
             deleted=tuple(one.name for one in gone),
-            kept=tuple((name, why) for name, why in self.changed.items() if name in names),
+            kept=tuple((name, why) for name, why in self.changed.items() if name in action.names),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.cli.output import aligned
+from app.cli.kit.output import aligned
 from tests.faulty_nodes.fault import Verdict
 
 HEAD = ("", "FAULT", "ROW", "STATUS", "FIX", "RE-TEST", "UNDO")

@@ -12,6 +12,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
 
 from agents.contract.spec import DataSpec, RunSpec
+from app.core.library import SaveRecipe
+from app.core.nodes import CheckNodes
 from app.events import Certificate, PhaseProgress, RankProgress, RunChanged, RunSnapshot
 from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
@@ -134,7 +136,7 @@ def _prepare(stage: Stage) -> QWidget:
     async def check(*args: object) -> tuple[CheckRow, ...]:
         return rows
 
-    stage.core.nodes.check = check  # type: ignore[method-assign, assignment]
+    stage.core.answers[CheckNodes] = check
     stage.window.go_to("nodes")
     stage.window.nodes.table.select("gamma")
     press(stage.window.nodes, "Prepare\u2026")
@@ -452,9 +454,8 @@ def _new_run_file(stage: Stage) -> QWidget:
 
 def _new_run_starting(stage: Stage) -> QWidget:
     """An own recipe, and a start under way."""
-    stage.core.library.save_recipe(
-        "Chats in the evening", RunSpec(model="m", data=DataSpec(train="t"))
-    )
+    spec = RunSpec(model="m", data=DataSpec(train="t"))
+    asyncio.run(stage.core.do(SaveRecipe(title="Chats in the evening", spec=spec)))
     dialog = _new_run_filled(stage)
     box = dialog.form.start_from.box  # type: ignore[attr-defined]
     stage.wait_for(lambda: box.findText("Chats in the evening") > 0)

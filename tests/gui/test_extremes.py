@@ -10,6 +10,7 @@ from PySide6.QtGui import QGuiApplication, QTextDocument
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from app.core.artifacts import PlanExport
 from app.errors import UserError
 from app.events import RunEvent
 from app.gui.export.export_wizard import ExportWizard
@@ -116,12 +117,12 @@ def test_ten_nodes_fit_the_dialog_that_resumes(many):
 
 
 def test_ten_nodes_fit_the_wizard(many, monkeypatch):
-    async def plan(request):
-        plan = make_export_plan(request.to, request.types)
+    async def plan(action, report):
+        plan = make_export_plan(action.request.to, action.request.types)
         place = plan.places[0]
         return replace(plan, places=tuple(replace(place, node=name) for name in NAMES))
 
-    monkeypatch.setattr(many.core.artifacts, "plan_export", plan)
+    monkeypatch.setitem(many.core.answers, PlanExport, plan)
     wizard = ExportWizard(many.context, many.window, many.cluster.runs[RUN])
     wizard.show()
     wizard.formats.boxes["nf4"].click()

@@ -21,7 +21,11 @@ from pathlib import Path
 import pytest
 from PySide6.QtWidgets import QApplication
 
-from app.core.api import CoreApi
+from app.core.action import CoreApi, Report
+from app.core.library import ReadRunFile
+from app.core.new_nodes import AddNode
+from app.core.nodes import SetUpNode
+from app.core.runs import RunAnnounced, StartRun
 from app.gui.kit.theme import Theme
 from app.nodes.node import SshAddress
 from app.nodes.transport.loopback import power_cut
@@ -81,8 +85,10 @@ def add_nodes(site: Site, stage: RealStage) -> None:
     async def add(core: CoreApi, name: str) -> None:
         server = site.servers[name]
         address = SshAddress(host="127.0.0.1", port=server["port"], user=getpass.getuser())
-        await core.nodes.add(name, replace(address, key=site.key), server["fingerprint"])
-        await core.nodes.setup(name, sys.executable)
+        address = replace(address, key=site.key)
+        shown = server["fingerprint"]
+        await core.do(AddNode(name=name, address=address, accept_host_key=shown))
+        await core.do(SetUpNode(name=name, python=sys.executable))
 
     ready: list[str] = []
     for name in NAMES:
@@ -96,10 +102,16 @@ def add_nodes(site: Site, stage: RealStage) -> None:
 def start_run(site: Site, stage: RealStage) -> str:
     path = site.write_run_file(NUM_STEPS, nodes=list(NAMES), recovery="resume")
     started: list[str] = []
-    stage.bridge.run(
-        lambda core, report: core.runs.start(core.library.read_run_file(path), report),
-        progress=started.append,
-    )
+
+    async def start(core: CoreApi, report: Report) -> None:
+        spec = await core.do(ReadRunFile(path=path))
+        await core.do(StartRun(spec=spec), report)
+
+    def hear(event: object) -> None:
+        if isinstance(event, RunAnnounced):
+            started.append(event.run_id)
+
+    stage.bridge.run(start, progress=hear)
     stage.until(lambda: started, "the run has an id")
     return started[0]
 

@@ -21,6 +21,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QCheckBox, QDialog
 
+from app.core.nodes import SetUpNode
 from app.gui.chat.chat_dialog import ChatDialog, open_chat
 from app.gui.export.export_wizard import ExportWizard
 from app.gui.kit.confirm import ConfirmDialog
@@ -137,8 +138,8 @@ def confirm_fingerprint(site: Site, stage: RealStage, dialog: AddNodeDialog, nam
 def adopt_environment(stage: RealStage) -> None:
     ready: list[str] = []
     for name in NAMES:
-        stage.bridge.run(
-            lambda core, report, name=name: core.nodes.setup(name, sys.executable),
+        stage.bridge.do(
+            SetUpNode(name=name, python=sys.executable),
             lambda report, name=name: ready.append(name),
         )
     stage.until(lambda: len(ready) == len(NAMES), "all nodes can train")

@@ -23,6 +23,7 @@ from agents.program import command
 from agents.quantizers.formats.gguf import convert
 from app.artifacts.chat_template import express
 from app.core.core import Core
+from app.core.library import PreviewData, ReadRunFile
 from app.errors import UserError
 from tests.agents.trainer.conftest import fork_server
 from tests.agents.trainer.ranks import Run, finish, make_spec
@@ -131,8 +132,8 @@ def test_the_preview_names_the_row_of_a_template_that_does_not_end(
 
     async def preview() -> None:
         async with Core.open(tmp_path / "master") as core:
-            spec = core.library.read_run_file(run_file)
-            await core.library.preview(spec, whole=True)
+            spec = await core.do(ReadRunFile(path=run_file))
+            await core.do(PreviewData(spec=spec, whole=True))
 
     with pytest.raises(UserError) as refused:
         asyncio.run(preview())
@@ -221,8 +222,8 @@ def test_a_single_operation_that_does_not_end_is_killed_with_a_reason(
 
     async def preview() -> None:
         async with Core.open(tmp_path / "master") as core:
-            spec = core.library.read_run_file(run_file)
-            await core.library.preview(spec, whole=False)
+            spec = await core.do(ReadRunFile(path=run_file))
+            await core.do(PreviewData(spec=spec, whole=False))
 
     started = time.monotonic()
     with pytest.raises(UserError) as refused:

@@ -22,8 +22,8 @@ import pytest
 from agents.errors import ExpectedError
 from agents.quantizers.inference.llama_cpp import open_server
 from agents.shared.models.config import find_config
+from agents.shared.models.gguf_file import read_metadata
 from app.artifacts.bundle import read_artifact, read_origin, read_verdicts
-from app.artifacts.gguf_file import read_metadata
 from app.errors import UserError
 from tests.agents.serve.test_server import Agent
 from tests.hostile.planted import ROOT

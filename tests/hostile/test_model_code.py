@@ -24,7 +24,12 @@ from agents.errors import ExpectedError
 from agents.program import command
 from agents.quantizers.formats.gguf import convert
 from app.artifacts.exports.request import ExportRequest
+from app.core.artifacts import ExportModel
 from app.core.core import Core
+from app.core.library import PreviewData, ReadRunFile
+from app.core.new_nodes import AddNode
+from app.core.nodes import ConnectNodes, SetUpNode
+from app.core.runs import PlanRun, StartRun, WatchRun
 from app.nodes.node import LocalAddress
 from tests.hostile.planted import ROOT, change_json, copy_model, plant, ran, write_run_file
 
@@ -353,18 +358,21 @@ def test_plan_preview_run_and_export_go_on_with_the_models_own_class(
 
     async def train_and_export() -> Path:
         async with Core.open(tmp_path / "master") as core:
-            await core.nodes.add("here", LocalAddress())
-            await core.nodes.connect()
-            await core.nodes.setup("here", sys.executable)
-            spec = core.library.read_run_file(run_file)
-            assert (await core.runs.plan(spec)).chosen is not None
-            assert (await core.library.preview(spec, whole=False)).num_rows == 40
-            run = await core.runs.start(spec)
+            await core.do(AddNode(name="here", address=LocalAddress()))
+            await core.do(ConnectNodes())
+            await core.do(SetUpNode(name="here", python=sys.executable))
+            spec = await core.do(ReadRunFile(path=run_file))
+            assert (await core.do(PlanRun(spec=spec))).chosen is not None
+            assert (await core.do(PreviewData(spec=spec, whole=False))).num_rows == 40
+            run = await core.do(StartRun(spec=spec))
             async with asyncio.timeout(100):
-                run = await core.runs.watch(run.run_id)
+                run = await core.do(WatchRun(run_id=run.run_id))
             assert run.state == "done", (run.message, run.hint)
-            made = await core.artifacts.export(
-                ExportRequest(run_id=run.run_id, to="gguf", types=("Q8_0",)), tmp_path / "gguf"
+            made = await core.do(
+                ExportModel(
+                    request=ExportRequest(run_id=run.run_id, to="gguf", types=("Q8_0",)),
+                    out=tmp_path / "gguf",
+                )
             )
             return made.path
 

@@ -21,6 +21,9 @@ import pytest
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.launch import launch
 from app.core.core import Core
+from app.core.library import PreviewData, ReadRunFile
+from app.core.new_nodes import AddNode
+from app.core.nodes import ConnectNodes, SetUpNode
 from app.demo import Demo
 from app.errors import UserError
 from app.gui.shell import demo_process
@@ -138,8 +141,8 @@ def test_the_preview_of_data_runs_no_module_of_the_current_folder(
 
     async def preview() -> int:
         async with Core.open(tmp_path / "master") as core:
-            spec = core.library.read_run_file(spec_file)
-            return (await core.library.preview(spec, whole=False)).num_rows
+            spec = await core.do(ReadRunFile(path=spec_file))
+            return (await core.do(PreviewData(spec=spec, whole=False))).num_rows
 
     assert asyncio.run(preview()) > 0
     assert ran(trap) == ""
@@ -185,11 +188,11 @@ def test_jobs_of_an_agent_run_no_module_of_the_current_folder(
 
     async def preview() -> int:
         async with Core.open(tmp_path / "master") as core:
-            await core.nodes.add("here", LocalAddress())
-            await core.nodes.connect()
-            await core.nodes.setup("here", sys.executable)
-            spec = core.library.read_run_file(run_file)
-            return (await core.library.preview(spec, node="here", whole=False)).num_rows
+            await core.do(AddNode(name="here", address=LocalAddress()))
+            await core.do(ConnectNodes())
+            await core.do(SetUpNode(name="here", python=sys.executable))
+            spec = await core.do(ReadRunFile(path=run_file))
+            return (await core.do(PreviewData(spec=spec, node="here", whole=False))).num_rows
 
     assert asyncio.run(preview()) == 40
     assert ran(trap) == ""

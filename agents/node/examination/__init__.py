@@ -1,1 +1,1 @@
-"""Read what the check asks of a node: system, network, driver and WSL."""
+"""Examination of a node for the check: system, network, driver and WSL."""

@@ -1,6 +1,6 @@
 """Read the state of NVIDIA's driver from the system, without loading its library.
 
-The recorder lists the GPUs that work (`agents/telemetry/gpu.py`); this says why some do not.
+The recorder lists the working GPUs (`agents/telemetry/gpu.py`); this explains why others do not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIBRARIES = (
     "/usr/lib/wsl/lib",
 )
 SMI_TIMEOUT_S = 8.0
-"""Time for nvidia-smi to start a driver that no program uses, in seconds."""
+"""Maximum time for nvidia-smi to initialize an unused driver, in seconds."""
 _MODULE = re.compile(r"Kernel Module\D*?(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 _LIBRARY = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)$")
 
@@ -44,14 +44,14 @@ def read_driver() -> DriverFacts:
 
 
 def count_cards(folder: str = PCI_FOLDER) -> int | None:
-    """Return the number of NVIDIA display adapters on the PCI bus; None: it has none to read."""
+    """Return the number of NVIDIA display adapters on the PCI bus, or None if it is unreadable."""
     names = list_folder(folder)
     if names is None:
         return None
     cards = 0
     for name in names:
         is_ours = read_text(f"{folder}/{name}/vendor") == NVIDIA_VENDOR
-        # Display controllers are class 03; audio and USB of the same card are others.
+        # Class 03 is a display controller; audio and USB of the same card have other classes.
         cards += is_ours and (read_text(f"{folder}/{name}/class") or "").startswith("0x03")
     return cards
 
@@ -80,6 +80,7 @@ def find_library_version(folders: tuple[str, ...]) -> str | None:
 
 
 def _has_module(name: str) -> bool | None:
+    # A container may have no /sys; then the module is unknown, not missing.
     return os.path.isdir(f"/sys/module/{name}") if os.path.isdir("/sys/module") else None
 
 
@@ -91,19 +92,20 @@ def _try_devices(pattern: str) -> bool | None:
 
 
 def _ask_smi() -> tuple[str | None, bool | None]:
-    """Return what nvidia-smi says when it fails, and whether all GPUs are in persistence mode."""
+    """Return the error message of nvidia-smi, and whether all GPUs are in persistence mode."""
     query = ["nvidia-smi", "--query-gpu=persistence_mode", "--format=csv,noheader"]
     answer = ask(query, SMI_TIMEOUT_S)
     if answer is None:
         return None, None
     if answer.code:
+        # nvidia-smi prints most of its errors to stdout.
         said = (answer.problem or answer.output).splitlines()
         return (said[0][:300] if said else f"exit code {answer.code}"), None
     return "", parse_persistence(answer.output)
 
 
 def parse_persistence(text: str) -> bool | None:
-    """Return whether all GPUs are in persistence mode; None: nvidia-smi does not say.
+    """Return whether all GPUs are in persistence mode, or None if nvidia-smi does not report it.
 
     >>> [parse_persistence(t) for t in ("Enabled\\nDisabled\\n", "Enabled\\n", "[N/A]\\n")]
     [False, True, None]

@@ -1,4 +1,4 @@
-"""Examine this node for the check: all subjects at once, each within its own time."""
+"""Examine this node for the check, all subjects in parallel, each with its own time limit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from agents.node.facts import is_wsl
 
 
 def examine(home: Path) -> Examination:
-    """Return everything that can be read of this node; `home` is the agent's folder.
+    """Return all facts about this node; `home` is the agent's folder.
 
-    Takes a second, and 15 at most where programs do not answer.
+    It takes a second, or at most 15 seconds if programs do not answer.
     """
-    # Threads, since most of the time passes in programs that are asked.
+    # Threads suffice, because most of the time is spent in other programs.
     with ThreadPoolExecutor(max_workers=4) as pool:
         system = pool.submit(read_system, home)
         network = pool.submit(read_network)

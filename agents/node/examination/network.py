@@ -1,4 +1,4 @@
-"""Read what the check asks of the network: devices, counters, ways, RDMA, firewall."""
+"""Read the state of the network for the check: devices, counters, routes, RDMA, firewall."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from agents.node.examination.reading import ask, list_folder, read_int, read_tex
 
 NETWORK_FOLDER = "/sys/class/net"
 RDMA_FOLDER = "/sys/class/infiniband"
-# By what a name begins with, since virtual devices of one kind share a driver or have none.
+# By prefix of the name, because virtual devices share a driver or have none.
 _NAMES: tuple[tuple[re.Pattern[str], DeviceKind], ...] = (
     (re.compile(r"lo$"), "loopback"),
     (re.compile(r"loopback\d"), "loopback"),
@@ -41,7 +41,7 @@ _NAMES: tuple[tuple[re.Pattern[str], DeviceKind], ...] = (
 )
 _ETHTOOL, _ETHTOOL_GET = 0x8946, 0x00000001
 _WIRELESS_POWER = 0x8B2D
-# Highest speed of each link mode that ETHTOOL_GSET's 32 bits name (linux/ethtool.h).
+# Speed of each link mode in the 32 bits of ETHTOOL_GSET, in Mb/s (linux/ethtool.h).
 _MODES = (
     (0x0003, 10),
     (0x000C, 100),
@@ -74,7 +74,8 @@ def read_device(name: str) -> DeviceFacts:
     base = f"{NETWORK_FOLDER}/{name}"
     speed = read_int(f"{base}/speed")
     counters = {
-        one: read_int(f"{base}/statistics/{one}") for one in list_folder(f"{base}/statistics") or ()
+        name: read_int(f"{base}/statistics/{name}")
+        for name in list_folder(f"{base}/statistics") or ()
     }
     duplex = read_text(f"{base}/duplex")
     carrier = read_int(f"{base}/carrier")
@@ -85,7 +86,7 @@ def read_device(name: str) -> DeviceFacts:
         typed[1] if typed else "",
         read_int(f"{base}/iflink") != read_int(f"{base}/ifindex"),
     )
-    # The driver of a virtual device invents its speed: veth says 10 Gb/s.
+    # Drivers of virtual devices invent a speed: veth reports 10 Gb/s.
     real = os.path.exists(f"{base}/device")
     return DeviceFacts(
         name=name,
@@ -107,19 +108,20 @@ def read_device(name: str) -> DeviceFacts:
 def find_kind(
     name: str, entries: Sequence[str], kind_of_driver: str = "", is_linked: bool = False
 ) -> DeviceKind | None:
-    """Return the kind of a network device by the entries of its folder and its name.
+    """Return the kind of a network device by its name and the entries of its folder.
 
     Args:
-        name: of the device.
+        name: name of the device.
         entries: names in its folder below /sys/class/net.
         kind_of_driver: DEVTYPE in its `uevent`, which only some drivers set.
-        is_linked: whether it is one end of a pair or on top of another device.
+        is_linked: True if it is one end of a pair or on top of another device.
 
     >>> find_kind("enp3s0", ["device"]), find_kind("wg0", []), find_kind("wlp2s0", ["wireless"])
     ('ethernet', 'vpn', 'wifi')
     """
     if "wireless" in entries or "phy80211" in entries:
         return "wifi"
+    # The wireless folder is certain; names of other devices are conventions.
     for pattern, kind in _NAMES:
         if pattern.match(name):
             return kind
@@ -144,7 +146,7 @@ def read_best_speed(name: str) -> int | None:
 
 
 def _ask_device(name: str, request: int, data: bytearray) -> bool:
-    """Hand `data` to a driver, which writes its answer there; return whether it did."""
+    """Pass `data` to a driver, which writes its answer into it; return whether it answered."""
     block = (ctypes.c_char * len(data)).from_buffer(data)
     # struct ifreq: 16 bytes of name, then the address of the data.
     question = struct.pack("16sP16x", os.fsencode(name)[:15], ctypes.addressof(block))
@@ -156,6 +158,7 @@ def _ask_device(name: str, request: int, data: bytearray) -> bool:
 
 def read_power_saving(name: str) -> bool | None:
     """Return whether a Wi-Fi card sleeps between packets."""
+    # iw asks by nl80211; the older ioctl below works without the program.
     answer = ask(["iw", "dev", name, "get", "power_save"])
     if answer is not None and answer.code == 0:
         return answer.output.endswith(": on")
@@ -168,7 +171,7 @@ def read_power_saving(name: str) -> bool | None:
 
 
 def read_rdma(folder: str = RDMA_FOLDER) -> tuple[RdmaFacts, ...] | None:
-    """Return each port of each RDMA device; empty: there is none."""
+    """Return each port of each RDMA device; empty without RDMA, None if unreadable."""
     if not os.path.isdir(folder):
         return ()
     names = list_folder(folder)
@@ -191,11 +194,13 @@ def read_rdma(folder: str = RDMA_FOLDER) -> tuple[RdmaFacts, ...] | None:
 
 
 def read_firewall() -> Literal["ufw", "firewalld", "none"] | None:
-    """Return the firewall that is switched on; None: not known."""
+    """Return the active firewall, or None if unknown."""
+    # Only root may run `ufw status`; any user may read its settings.
     settings = read_text("/etc/ufw/ufw.conf")
     if settings is not None and re.search(r"^ENABLED=yes", settings, re.MULTILINE | re.IGNORECASE):
         return "ufw"
     answer = ask(["systemctl", "is-active", "firewalld"])
+    # Without systemd, a readable ufw.conf at least shows that ufw is off.
     if answer is None or not answer.output:
         return "none" if settings is not None else None
     return "firewalld" if answer.output == "active" else "none"
@@ -214,12 +219,13 @@ def parse_port_range(text: str) -> tuple[int, int] | None:
 
 
 def find_routes(addresses: Sequence[str]) -> Routes:
-    """Return the way to each address; what is no address has none."""
+    """Return the route to each address; invalid addresses get an empty route."""
     return Routes(routes=tuple(_find_route(address) for address in addresses))
 
 
 def _find_route(address: str) -> Route:
     try:
+        # Parsed, because the address comes from another PC and becomes an argument.
         number = str(ipaddress.ip_address(address.partition("%")[0]))
     except ValueError:
         return Route(address=address[:100])
@@ -230,14 +236,15 @@ def _find_route(address: str) -> Route:
 
 
 def parse_route(address: str, output: str) -> Route:
-    """Return the way that `ip -j route get` printed."""
+    """Return the route in the output of `ip -j route get`."""
     entry: Any = None
     with contextlib.suppress(ValueError, LookupError, TypeError):
         entry = json.loads(output)[0]
+    # The output of another version of ip may differ.
     if not isinstance(entry, dict):
         return Route(address=address)
-    metrics = [one for one in entry.get("metrics") or () if isinstance(one, dict)]
-    mtus = [one["mtu"] for one in metrics if isinstance(one.get("mtu"), int)]
+    metrics = [item for item in entry.get("metrics") or () if isinstance(item, dict)]
+    mtus = [item["mtu"] for item in metrics if isinstance(item.get("mtu"), int)]
     return Route(
         address=address,
         device=_text_of(entry, "dev"),

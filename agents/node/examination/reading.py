@@ -1,4 +1,4 @@
-"""Read files and ask programs, for values that may not be there."""
+"""Read values that may be missing, from files and programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 
 ASK_TIMEOUT_S = 4.0
-"""Maximum duration of a program that is asked, in seconds."""
+"""Default time limit of a program, in seconds."""
 MAX_READ_BYTES = 1 << 20
 # The PATH of a non-interactive SSH session often lacks these.
 _MORE_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/lib/wsl/lib"
@@ -20,7 +20,7 @@ _MORE_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/lib/wsl/lib"
 
 @dataclass(frozen=True)
 class Answer:
-    """How a program ended."""
+    """Exit code and output of a program."""
 
     code: int
     output: str
@@ -29,7 +29,7 @@ class Answer:
 
 
 def read_text(path: str) -> str | None:
-    """Return the text of a file, without white space at its ends; None: it cannot be read."""
+    """Return the stripped text of a file, or None if it is unreadable."""
     try:
         with open(path, "rb") as file:
             return file.read(MAX_READ_BYTES).decode("utf-8", "replace").strip()
@@ -38,14 +38,14 @@ def read_text(path: str) -> str | None:
 
 
 def read_int(path: str) -> int | None:
-    """Return the whole number in a file; None: there is none."""
+    """Return the integer in a file, or None."""
     with contextlib.suppress(ValueError):
         return int(read_text(path) or "")
     return None
 
 
 def list_folder(path: str) -> list[str] | None:
-    """Return the sorted names in a folder; None: it cannot be read."""
+    """Return the sorted names in a folder, or None if it is unreadable."""
     try:
         return sorted(os.listdir(path))
     except OSError:
@@ -53,16 +53,16 @@ def list_folder(path: str) -> list[str] | None:
 
 
 def find_program(name: str) -> str | None:
-    """Return the path of a program, also where the PATH lacks the administrators' folders."""
+    """Return the path of a program, searching administrators' folders, too."""
     return shutil.which(name, path=_path())
 
 
 def ask(argv: Sequence[str], timeout_s: float = ASK_TIMEOUT_S) -> Answer | None:
-    """Run a program and return its answer; None: it is not there, or did not end in time."""
+    """Run a program and return its answer, or None if it is missing or exceeds its time."""
     program = find_program(argv[0])
     if program is None:
         return None
-    # Words and numbers of other languages would not be understood.
+    # The C locale, because callers parse words and numbers of the output.
     words = {"LC_ALL": "C", "PATH": _path()}
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Read what the check asks of the system: home folder, clock, names, rights, sleep."""
+"""Read the state of the system for the check: home folder, clock, names, rights, sleep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 
 SHM = "/dev/shm"
 SLEEP_TARGETS = ("sleep.target", "suspend.target")
-# adjtimex(2): return value and status bit of a clock that no server keeps.
+# adjtimex(2): return value and status bit of an unsynchronised clock.
 _TIME_ERROR, _STA_UNSYNC = 5, 0x40
 _TIMEX_BYTES = 512
 _SYNC_UNITS = ("systemd-timesyncd", "chrony", "chronyd", "ntp", "ntpd", "ntpsec")
@@ -64,40 +64,42 @@ def read_system(home: Path) -> SystemFacts:
 
 
 def read_limit(kind: int) -> int:
-    """Return a limit of this process (RLIMIT_...), which its children inherit; see `NO_LIMIT`."""
+    """Return a limit of this process (RLIMIT_...), which its children inherit, or `NO_LIMIT`."""
     soft, _ = resource.getrlimit(kind)
     return NO_LIMIT if soft == resource.RLIM_INFINITY else soft
 
 
 def read_sudo() -> Sudo | None:
-    """Return how this user runs an administrator's commands; nothing is changed."""
+    """Return how this user can run commands as root; changes nothing."""
     if os.geteuid() == 0:
         return "root"
     if find_program("sudo") is None:
         return "none"
+    # -n: sudo fails instead of asking for a password.
     answer = ask(["sudo", "-n", "true"])
     if answer is None:
         return None
     if answer.code == 0:
         return "free"
-    # sudo has no exit code for it; LC_ALL=C fixes the words.
+    # sudo has no exit code for this; the C locale fixes its wording.
     asks = "password is required" in answer.problem or "terminal is required" in answer.problem
     return "password" if asks else "none"
 
 
 def try_write(folder: Path) -> bool | None:
-    """Return whether a file can be written in a folder; None: the disk is merely full."""
+    """Return whether a file can be written in a folder, or None if the disk is only full."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"1")
             file.flush()
     except OSError as error:
-        return None if error.errno in (28, 122) else False  # ENOSPC, EDQUOT: of another row
+        # ENOSPC, EDQUOT: another row of the check reports a full disk.
+        return None if error.errno in (28, 122) else False
     return True
 
 
 def try_execute(folder: Path) -> bool | None:
-    """Return whether a program in a folder can be started; None: none could be written there."""
+    """Return whether a program in a folder can be started, or None if none can be written there."""
     try:
         handle, name = tempfile.mkstemp(dir=folder, prefix="try-")
     except OSError:
@@ -106,6 +108,7 @@ def try_execute(folder: Path) -> bool | None:
         with os.fdopen(handle, "w") as file:
             file.write("#!/bin/sh\nexit 0\n")
         os.chmod(name, stat.S_IRWXU)
+        # Only a start shows what mount options and security modules permit.
         return _starts(name)
     except OSError:
         return None
@@ -129,7 +132,7 @@ def _starts(program: str) -> bool | None:
         except PermissionError:
             return False
         except OSError as error:
-            # ETXTBSY: a program that another thread starts right now has inherited the descriptor.
+            # ETXTBSY: a program that another thread is starting has inherited the descriptor.
             if error.errno != 26:
                 return None
             time.sleep(0.02)
@@ -141,13 +144,13 @@ def _starts(program: str) -> bool | None:
 
 
 def find_file_system(folder: Path, mounts: str) -> str | None:
-    """Return the type of the file system of a folder, from the text of /proc/self/mountinfo."""
+    """Return the file system type of a folder, from the text of /proc/self/mountinfo."""
     mount = find_mount(os.path.realpath(folder), parse_mounts(mounts))
     return None if mount is None else mount.kind
 
 
 def read_synchronised() -> bool | None:
-    """Return whether a time server keeps the clock, as the kernel knows it."""
+    """Return whether the clock is synchronised, according to the kernel."""
     with contextlib.suppress(OSError, AttributeError):
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
         # struct timex with modes 0 only reads; the status is the int after four longs.
@@ -161,7 +164,7 @@ def read_synchronised() -> bool | None:
 
 
 def read_clock_service() -> SyncService | None:
-    """Return the state of the service that sets the clock; None: systemd does not answer."""
+    """Return the state of the time service, or None if systemd does not answer."""
     answer = ask(["timedatectl", "show", "--property=NTP", "--property=CanNTP"])
     if answer is not None and answer.code == 0:
         shown = dict(line.split("=", 1) for line in answer.output.splitlines() if "=" in line)
@@ -169,7 +172,7 @@ def read_clock_service() -> SyncService | None:
             return "on"
         if shown.get("CanNTP") == "yes":
             return "off"
-        # timedatectl knows no chrony that is not registered with it.
+        # timedatectl does not know time services that are not registered with it, such as chrony.
         states = ask(["systemctl", "is-active", *_SYNC_UNITS])
         if states is not None:
             return "on" if "active" in states.output.split() else "none"
@@ -177,20 +180,20 @@ def read_clock_service() -> SyncService | None:
 
 
 def resolve_hostname() -> tuple[str, ...] | None:
-    """Return the addresses of this PC's own name, IPv4 first, as a library would resolve it."""
+    """Return the addresses of this PC's host name, IPv4 first, as the resolver returns them."""
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
         return ()
     except UnicodeError:
         return None
-    # A link-local IPv6 address carries its zone, such as fe80::1%eth0.
+    # A link-local IPv6 address includes its zone, such as fe80::1%eth0.
     addresses = {str(entry[4][0]).partition("%")[0] for entry in found}
-    return tuple(sorted(addresses, key=lambda one: (":" in one, one)))
+    return tuple(sorted(addresses, key=lambda address: (":" in address, address)))
 
 
 def read_ends_at_logout() -> bool | None:
-    """Return whether logind ends a user's processes at logout; None: there is no logind."""
+    """Return whether logind ends a user's processes at logout, or None without logind."""
     answer = ask(
         [
             *("busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1"),
@@ -210,21 +213,22 @@ def _read_lingers() -> bool | None:
 
 
 def _read_user() -> str | None:
-    # By the process, not by a variable: commands of an administrator name this user.
+    # From the process, not from a variable: administrators' commands will name this user.
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(os.geteuid()).pw_name
     return None
 
 
 def read_may_sleep(root: Path = Path("/")) -> bool | None:
-    """Return whether a desktop runs here that may suspend this PC; None: it has no systemd."""
+    """Return whether a desktop on this PC may suspend it, or None without systemd."""
     if not (root / "run/systemd/system").is_dir():
         return None
+    # `systemctl mask` links a unit to /dev/null.
     masked = all(
         os.path.realpath(root / "etc/systemd/system" / name) == "/dev/null"
         for name in SLEEP_TARGETS
     )
-    # A display manager names itself here; a server has none, and nothing that suspends it.
+    # The link exists if a display manager is installed; a server has none and does not suspend.
     desktop = os.path.lexists(root / "etc/systemd/system/display-manager.service")
     return desktop and not masked
 

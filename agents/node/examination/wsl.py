@@ -1,4 +1,4 @@
-"""Read what WSL shows of itself, and of Windows where it lets programs of Windows run."""
+"""Read the state of WSL, and of Windows if Windows programs can be run from WSL."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from agents.node.examination.reading import ask, read_text
 
 POWERSHELL = "/mnt/c/Windows/System32/WindowsPowerShell/v1.0/powershell.exe"
 WINDOWS_TIMEOUT_S = 12.0
-"""Time for PowerShell to start and answer, in seconds."""
+"""Maximum time for PowerShell to start and answer, in seconds."""
 VM_CREATOR = "{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}"
-"""Id by which the Hyper-V firewall knows WSL."""
+"""Id of WSL in the Hyper-V firewall."""
 _QUESTION = (
     "$f=Get-NetFirewallHyperVVMSetting -PolicyStore ActiveStore -Name '" + VM_CREATOR + "' "
     "-ErrorAction SilentlyContinue;"
@@ -34,7 +34,7 @@ _QUESTION = (
 
 
 def read_wsl() -> WslFacts:
-    """Return the facts about WSL; those of Windows are None where it could not be asked."""
+    """Return the facts about WSL; those of Windows are None if it could not be asked."""
     windows = ask_windows()
     return WslFacts(
         version=_read_version(),
@@ -49,9 +49,9 @@ def read_wsl() -> WslFacts:
 
 
 def ask_windows() -> dict[str, Any]:
-    """Return what PowerShell says of firewall, tasks and memory; empty: it cannot be asked.
+    """Return PowerShell's data on firewall, tasks and memory; empty if it cannot be asked.
 
-    Programs of Windows do not start from every SSH session, so this must not be relied on.
+    Callers must not rely on it, because Windows programs do not start from every SSH session.
     """
     answer = ask(
         [POWERSHELL, "-NoProfile", "-NonInteractive", "-Command", _QUESTION],
@@ -59,6 +59,7 @@ def ask_windows() -> dict[str, Any]:
     )
     if answer is None or answer.code != 0:
         return {}
+    # PowerShell may print warnings around the line of JSON.
     for line in answer.output.splitlines():
         with contextlib.suppress(ValueError):
             found = json.loads(line)
@@ -68,18 +69,19 @@ def ask_windows() -> dict[str, Any]:
 
 
 def judge_firewall(windows: dict[str, Any]) -> bool | None:
-    """Return whether the Hyper-V firewall lets others in, from what PowerShell said."""
+    """Return whether the Hyper-V firewall permits inbound connections, from PowerShell's data."""
     default = str(windows.get("default") or "")
     if not default:
         return None
+    # The value of the enum may arrive as its name or as its number.
     return default.lower() in ("allow", "2") or bool(_whole(windows.get("rules")))
 
 
 def read_config(profile: str) -> tuple[str, ...] | None:
-    """Return the lines of .wslconfig in the folder of the Windows user; empty: there is none."""
+    """Return the lines of the Windows user's .wslconfig; empty without it, None if unknown."""
     folder = to_mount(profile)
     if folder is None:
-        # One user of Windows alone has one: it must be the one.
+        # Without the profile, the file is certain only if a single Windows user has one.
         found = glob.glob("/mnt/c/Users/*/.wslconfig")
         return decode_config(found[0]) if len(found) == 1 else None
     path = f"{folder}/.wslconfig"
@@ -87,7 +89,7 @@ def read_config(profile: str) -> tuple[str, ...] | None:
 
 
 def to_mount(path: str) -> str | None:
-    r"""Return where WSL mounts a path of Windows.
+    r"""Return the path at which WSL mounts a Windows path.
 
     >>> to_mount("C:\\Users\\Ana"), to_mount("")
     ('/mnt/c/Users/Ana', None)
@@ -97,10 +99,11 @@ def to_mount(path: str) -> str | None:
 
 
 def decode_config(path: str) -> tuple[str, ...] | None:
-    """Return the lines of a text file of Windows, in UTF-8 or UTF-16; None: it is unreadable."""
+    """Return the lines of a Windows text file in UTF-8 or UTF-16, or None if it is unreadable."""
     with contextlib.suppress(OSError):
         with open(path, "rb") as file:
             data = file.read(1 << 16)
+        # Notepad and PowerShell write UTF-16 with a byte order mark.
         wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
         text = data.decode("utf-16" if wide else "utf-8-sig", "replace")
         return tuple(line[:MAX_TEXT_CHARACTERS] for line in text.splitlines()[:MAX_LISTED])
@@ -108,7 +111,8 @@ def decode_config(path: str) -> tuple[str, ...] | None:
 
 
 def find_linux_driver() -> str | None:
-    """Return the package of a Linux driver; empty: there is none; None: dpkg is not there."""
+    """Return the package of an installed Linux driver, empty if none; None without dpkg."""
+    # WSL uses the driver of Windows; a Linux driver would shadow its libraries.
     answer = ask(
         ["dpkg-query", "-W", "-f=${db:Status-Abbrev} ${Package}\n", "nvidia-driver-*", "libcuda*"]
     )
@@ -119,7 +123,8 @@ def find_linux_driver() -> str | None:
 
 
 def read_sshd_ports() -> tuple[int, ...] | None:
-    """Return the ports of SSH servers of this distro; None: they could not be listed."""
+    """Return the ports of the distribution's SSH server, or None if unknown."""
+    # `sshd -T` includes drop-in files and defaults, but needs root to read the host keys.
     answer = ask(["sshd", "-T"]) if os.geteuid() == 0 else None
     if answer is None or answer.code != 0:
         return parse_sshd_ports(read_text("/etc/ssh/sshd_config"))

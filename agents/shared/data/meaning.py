@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from agents.contract.objectives import ROW_FORMATS
+
 Consequence = Literal["refuse", "warn", "note"]
 """Consequence of a finding. `refuse`: the data is not trained; `warn`: named in preview, plan and
 run; `note`: only listed."""
 Shape = Literal["flag", "number", "name", "word", "text", "parts"]
 """Form of a value. `name`: an identifier, date, URL, file or code; `parts`: a list or an object."""
 _CODES = ("number", "name")
-_ASKED = ("chat", "alpaca", "preference")
+_ASKED = tuple(row.name for row in ROW_FORMATS.values() if not row.is_text)
 _CHECKED_ITEMS = 16
 
 

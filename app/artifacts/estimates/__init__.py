@@ -1,1 +1,1 @@
-"""Time, memory and disk that making an artifact will take."""
+"""Forecasts of the time, memory and disk space of an export."""

@@ -1,9 +1,9 @@
 """Forecast the time and memory of each phase of an export on a node. Pure.
 
 The phases are those that the job itself measures (agents/quantizers): merging checks, loads, merges
-and writes; making reads the texts, measures the original and the control, quantizes and proves.
-Every phase is work over a rate: bytes read and written, weights handled on the processor, products
-of matrices; what those rates are, `rates` says.
+and writes; making reads the texts, measures the original and the control, quantizes and verifies
+the result. Each phase takes work over a rate: bytes read and written, weights processed by the CPU,
+products of matrices. The rates are in `rates`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def forecast_phases(
     """Return the phases of an export in their order.
 
     Args:
-        shape: of the model.
+        shape: shape of the model.
         method: `merged`, or one of `agents.contract.formats.METHODS`.
-        types: of the method.
-        made: its sizes.
-        bench: what the node works with.
-        texts: that it is calibrated with and judged by.
+        types: types of the method.
+        made: forecast sizes of the result.
+        bench: capabilities of the node.
+        texts: sizes of the texts for calibration and for the proof.
         targets: linear layers with an adapter, as in a run file; None: all weights were trained.
-        engine: what makes AWQ.
+        engine: package that makes AWQ.
 
     >>> from app.planning.shape.model_shape import read_shape
     >>> from app.artifacts.estimates.forecast import forecast_artifact
@@ -54,7 +54,7 @@ def forecast_phases(
     >>> max(one.vram_bytes or 0 for one in phases) < 12 << 30
     True
     """
-    work = _Work(
+    work = _ExportPhases(
         shape=shape, method=method, types=types, made=made, bench=bench, texts=texts,
         targets=targets, engine=engine,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def forecast_phases(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Work(QuantizeWork):
+class _ExportPhases(QuantizeWork):
     def merge_phases(self) -> tuple[PhaseForecast, ...]:
         whole = self.made.merged_bytes
         adapted = self._count_adapted()
@@ -77,25 +77,23 @@ class _Work(QuantizeWork):
         )
 
     def _merged_at_once(self) -> int:
-        """Return the bytes of what is merged at a time: a tensor, or a matrix of all experts.
-
-        Experts are joined to one tensor, and cut again into those of the files.
-        """
+        """Return the bytes merged at a time: of a tensor, or of a matrix of all experts."""
+        # Experts are joined into one tensor, and split again into the tensors of the files.
         layers = [layer for layer, _ in self.shape.kinds]
-        # The embedding is written as it is mapped, unless all weights were trained.
+        # The mapped embedding is written directly, unless all weights were trained.
         widest = max(self._widest, self.shape.num_embedding if self.targets is None else 0)
         experts = max(layer.num_experts_params for layer in layers)
         weights = max(widest, rates.MERGED_SHARE_OF_EXPERTS * experts)
         return int(self.made.merged_bytes / self.shape.num_parameters * weights)
 
     def _hash_s(self) -> float:
-        """Return seconds to hash the base model: several files at once, each on a core."""
+        """Return the seconds to hash the base model, several files at once on one core each."""
         whole = self.made.merged_bytes
         at_once = min(rates.HASHED_AT_ONCE, self.bench.num_cores)
         return max(min(whole, rates.SHARD_BYTES), whole / at_once) / rates.HASH_BYTES_PER_S
 
     def _count_adapted(self) -> int:
-        """Return how many weights merging changes."""
+        """Return the number of weights that merging changes."""
         if self.targets is None:
             return self.shape.num_parameters
         layers = self.shape.tell_apart(self.targets).layers
@@ -153,14 +151,16 @@ class _Work(QuantizeWork):
         return self._on("proof", seconds, ram, vram)
 
     def _proof_unpacked(self) -> PhaseForecast:
-        """Return what takes as long as measuring the original, once the result is unpacked."""
+        """Return the proof of a result that is unpacked on the disk because no memory holds it."""
+        # The unpacked result is as large as the original, and is measured in the same way.
         held, bench = self._held_ram(), self.bench
         if bench.ram_bytes is not None:
             bench = replace(bench, ram_bytes=max(0, bench.ram_bytes - held))
         left = replace(self, bench=bench)
         original = left._original()
         seconds = original.seconds + self.made.final_bytes / rates.READ_BYTES_PER_S
-        seconds += 2 * self.made.merged_bytes / rates.WRITE_BYTES_PER_S  # once apart, once in files
+        # Written twice: tensor by tensor, then joined into files.
+        seconds += 2 * self.made.merged_bytes / rates.WRITE_BYTES_PER_S
         if not bench.is_gpu:
             per_s = rates.FORMATS[self.method].unpacked_per_s * bench.num_cores
             seconds += self._num_quantized / per_s
@@ -170,11 +170,11 @@ class _Work(QuantizeWork):
         return make_phase("proof", seconds, ram, original.vram_bytes)
 
     def _held_ram(self) -> int:
-        """Return what the process holds when the result is loaded."""
+        """Return the bytes of RAM that the process holds when the result is loaded."""
         if self.bench.is_gpu and EXPORTS[self.method].calibrated:
-            # gptqmodel returns little of its memory.
+            # gptqmodel frees little of its memory before the proof.
             ram = self._pack_ram() + (rates.AWQ_RAM_BYTES if self.method == "awq" else 0)
-            if self.engine == "autoawq":  # which is still there when gptqmodel loads the result
+            if self.engine == "autoawq":  # still in memory when gptqmodel loads the result
                 ram += rates.PACK_RAM_BYTES["autoawq"]["gpu"] + self._kept_value_bytes()
             return ram
         ram = self._base_ram + (
@@ -188,11 +188,9 @@ class _Work(QuantizeWork):
         return ram
 
     def _loaded_bytes(self) -> int:
-        """Return what the result takes of a CPU's memory.
-
-        What is not quantized becomes float32, and so do weights that the kernels of GPTQ and AWQ
-        have used, and all of NF4 (agents/quantizers/inference/models.py).
-        """
+        """Return the bytes of RAM of the loaded result on a CPU."""
+        # Weights that are not quantized become float32, and so do those that the kernels of GPTQ
+        # and AWQ have used, and all of NF4 (agents/quantizers/inference/models.py).
         size, shape = self.made.final_bytes, self.shape
         wide = 2 * (shape.num_parameters - self._num_quantized)
         return size + wide + 4 * self._num_quantized

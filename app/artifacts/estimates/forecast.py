@@ -1,8 +1,8 @@
-"""Forecast the size of an artifact and the disk its making needs on the node. Pure.
+"""Forecast the size of an artifact and the disk space of its export on the node. Pure.
 
-Every tensor is counted in the form that its format stores it in. Bits per weight of GGUF are those
-of llama.cpp's blocks, and which tensor gets which type is its rule (`llama_tensor_get_type` in
-llama-quant.cpp, release b10605). Tokenizer and metadata are not counted.
+Every tensor is counted in the form in which its format stores it. Bits per weight of GGUF are those
+of llama.cpp's blocks; the type of each tensor follows `llama_tensor_get_type` in llama-quant.cpp
+(release b10605). Tokenizer and metadata are not counted.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ from app.artifacts.estimates.texts import MOST_TEXTS, TextSizes
 from app.planning.shape.model_shape import LayerShape, Linear, ModelShape
 from app.text import show_bytes
 
+# Bits per weight of llama.cpp's block formats, scales included.
 _BITS = {
     "F32": 32.0, "F16": 16.0, "Q8_0": 8.5, "Q6_K": 6.5625, "Q5_K": 5.5, "Q4_K": 4.5, "Q3_K": 3.4375,
     "Q5_1": 6.0, "Q5_0": 5.5, "IQ4_NL": 4.5,
 }  # fmt: skip
-# Weights of a row that a K block takes; other rows get the type that stands beside it.
+# Weights in a K block; rows of any other multiple get the fallback type.
 _BLOCK = 256
 _OTHERWISE = {"Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+# Number of weights that share a scale in AWQ and GPTQ.
 _GROUP = 128
-# Code books and description of one linear layer, as measured on 28 of them.
+# Code books and description of one linear layer, measured on 28 layers.
 _NF4_LAYER_BYTES = 1970
+# Log-probabilities of the original are stored in half precision.
 _LOGIT_BYTES = 2
 _GGUF_ROWS, _GGUF_FEWEST, _GGUF_BYTES = 12, 2, 1 << 30
+# Families whose quantization can resume after finished layers.
 _CONTINUED_FAMILIES = ("llama", "qwen3_moe")
 _SLACK = 1.03
 
@@ -37,29 +41,29 @@ class ArtifactForecast:
     """Forecast sizes of an export."""
 
     merged_bytes: int
-    """Size of the merged model, which stays on the node."""
+    """Size of the merged model, which stays on the node, in bytes."""
     files: tuple[tuple[str, int], ...]
-    """(name, bytes) of what is made: types of GGUF, else the format itself."""
+    """(name, bytes) of each result: types of GGUF, else the format itself."""
     temporary_bytes: int
-    """Temporary files on the node, in addition to the above."""
+    """Temporary files on the node, in addition to the above, in bytes."""
     unpacked_bytes: int = 0
-    """Temporary files while the result is unpacked for its proof; 0: it never is."""
+    """Temporary files while the result is unpacked for its proof, in bytes; 0: never unpacked."""
 
     @property
     def final_bytes(self) -> int:
-        """Size of the result on this PC."""
+        """Size of the result on this PC, in bytes."""
         return sum(size for _, size in self.files)
 
     @property
     def node_bytes(self) -> int:
-        """Disk space needed on the node, with a small reserve."""
+        """Disk space needed on the node, with a small reserve, in bytes."""
         return self.count_node_bytes(is_unpacked=False)
 
     def count_node_bytes(self, *, is_unpacked: bool) -> int:
-        """Return the same, also where the result is unpacked for its proof."""
+        """Return the same in bytes, for a result that is or is not unpacked for its proof."""
         made = 0 if self.files[0][0] == "merged" else self.final_bytes
-        beside = max(self.temporary_bytes, self.unpacked_bytes if is_unpacked else 0)
-        return int((self.merged_bytes + made + beside) * _SLACK)
+        temporary = max(self.temporary_bytes, self.unpacked_bytes if is_unpacked else 0)
+        return int((self.merged_bytes + made + temporary) * _SLACK)
 
 
 def forecast_artifact(
@@ -73,12 +77,12 @@ def forecast_artifact(
     """Forecast the sizes of an export.
 
     Args:
-        shape: of the model.
+        shape: shape of the model.
         method: `merged`, or one of `agents.contract.formats.METHODS`.
-        types: of the method.
-        bytes_per_value: of the base model's weights.
-        texts: that it is judged by.
-        engine: what makes AWQ; AutoAWQ writes nothing but the result.
+        types: types of the method.
+        bytes_per_value: size of a value of the base model's weights, in bytes.
+        texts: sizes of the texts for the proof.
+        engine: package that makes AWQ; AutoAWQ writes only the result.
 
     Llama-2-7B as Q4_K_M has 4.08 GB, as published:
 
@@ -102,41 +106,42 @@ def forecast_artifact(
     bits = row.bits_per_weight
     if bits is None:
         wide = float(types[0][0]) if types else 4.0
+        # Each group has a 16-bit scale, and a zero point as wide as a weight.
         bits = wide + (16 + wide) / _GROUP
     quantized = count_quantized(shape, method)
     size = int(quantized * bits / 8 + (shape.num_parameters - quantized) * 2)
     if method == "nf4":
         size += _NF4_LAYER_BYTES * sum(len(layer.linears) * n for layer, n in shape.kinds)
-    if method == "gptq":  # each input says its group
+    if method == "gptq":  # an index of the group for each input
         size += sum(4 * one.num_inputs * n for layer, n in shape.kinds for one in layer.linears)
         if shape.has_usual_experts:
             inputs = shape.num_experts * (2 * shape.hidden + shape.expert_ffn)
             size += 4 * inputs * sum(n for layer, n in shape.kinds if layer.num_experts_params)
     packed = size - 2 * (shape.num_parameters - quantized)
     is_offloaded = row.calibrated and engine == "gptqmodel"
-    beside = _offload(shape, packed, texts) if is_offloaded else 0
-    if method == "nf4":  # weights of one file wait in another (quantizers/merging/shard_files.py)
-        beside = min(size, SHARD_BYTES)
+    offloaded = _offload(shape, packed, texts) if is_offloaded else 0
+    if method == "nf4":  # weights of one file are collected first (quantizers/merging/shard_files)
+        offloaded = min(size, SHARD_BYTES)
     wide = 2 * shape.num_parameters
     return ArtifactForecast(
         merged_bytes=merged,
         files=((method, size),),
-        temporary_bytes=logits + beside,
+        temporary_bytes=logits + offloaded,
         unpacked_bytes=logits + wide + min(wide, SHARD_BYTES),
     )
 
 
 def count_quantized(shape: ModelShape, method: str) -> int:
-    """Return how many weights a format of Transformers packs: gptqmodel cuts experts apart."""
+    """Return the number of weights that a format of Transformers packs."""
+    # Only gptqmodel splits the experts, so that they are linear layers, too.
     is_all = EXPORTS[method].calibrated and shape.has_usual_experts
     return shape.num_quantized + (shape.num_all_experts if is_all else 0)
 
 
 def _offload(shape: ModelShape, packed_bytes: int, texts: TextSizes) -> int:
-    """Return what gptqmodel writes meanwhile: what is done, and where it can go on with layers
-    (agents/quantizers/formats/by_gptqmodel.py), a copy of that and two of what goes into the next
-    one, with the embedding where it is the head too.
-    """
+    """Return the bytes of gptqmodel's temporary files."""
+    # They hold the finished layers. Families that can resume also have a copy of these layers, and
+    # two of the inputs of the next one (agents/quantizers/formats/by_gptqmodel.py).
     embedding = 2 * shape.num_embedding
     if shape.family not in _CONTINUED_FAMILIES:
         return packed_bytes + embedding
@@ -147,7 +152,7 @@ def _offload(shape: ModelShape, packed_bytes: int, texts: TextSizes) -> int:
 def count_judged_rows(method: str, merged_bytes: int, texts: TextSizes) -> int:
     """Return the number of rows of the proof, as agents/quantizers/make.py counts them.
 
-    llama.cpp is asked for one token after the other, hence for fewer of large models.
+    llama.cpp computes one token after the other, so large models get fewer rows.
 
     >>> [count_judged_rows(method, 6 << 30, MOST_TEXTS) for method in ("gguf", "awq")]
     [2, 32]
@@ -172,7 +177,8 @@ def _gguf_bytes(shape: ModelShape, kind: str) -> int:
             for one in (*layer.linears, *_list_experts(layer, shape))
         )
         bits += _rest(layer, shape) * _BITS["F32"]
-    head = _head_type(kind)
+    # llama.cpp stores the head in Q6_K in all K types.
+    head = kind if kind in ("F16", "Q8_0") else "Q6_K"
     bits += shape.num_head * _bits(head, shape.hidden)
     embedding = head if shape.is_tied else _plain_type(kind)
     bits += shape.num_embedding * _bits(embedding, shape.hidden)
@@ -180,7 +186,7 @@ def _gguf_bytes(shape: ModelShape, kind: str) -> int:
 
 
 def _list_experts(layer: LayerShape, shape: ModelShape) -> list[Linear]:
-    """Return the matrices of a layer's experts, each kind as one: llama.cpp joins them so."""
+    """Return the matrices of a layer's experts, each kind joined to one, as by llama.cpp."""
     one_matrix = shape.num_experts * shape.hidden * shape.expert_ffn
     if not (layer.num_experts_params and one_matrix and shape.has_usual_experts):
         return []
@@ -210,11 +216,8 @@ def _plain_type(kind: str) -> str:
     return kind.removesuffix("_M")
 
 
-def _head_type(kind: str) -> str:
-    return kind if kind in ("F16", "Q8_0") else "Q6_K"
-
-
 def _type_of(one: Linear, kind: str, place: int, shape: ModelShape) -> str:
+    # The mixes _M give some tensors more bits, by llama.cpp's rule `use_more_bits`.
     plain, count = _plain_type(kind), shape.num_layers
     if kind not in ("Q3_K_M", "Q4_K_M", "Q5_K_M"):
         return plain

@@ -1,7 +1,7 @@
-"""Correction of forecasts by past exports: measured over forecast, by node and method.
+"""Correct forecasts by past exports: measured over forecast, by node and method.
 
-Ratios are against what the formulas alone say, so that learning converges; their median is pulled
-towards 1 while few exports are known, and bounded, as for runs (app/planning/accuracy/learning.py).
+Ratios refer to the uncorrected formulas, so that learning converges. Their median is pulled towards
+1 while few exports are known, and bounded, as for runs (app/planning/accuracy/learning.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ MEMORY_LIMITS = (0.8, 1.5)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOutcome:
-    """Forecast and measurement of one export; the newest count."""
+    """Forecast and measurement of one export, as ratios of measured to forecast."""
 
     node: str
     method: str
-    """Method, as `maker_of` names it."""
+    """Method as named by `maker_of`."""
     ended_s: float
     seconds_ratio: float
     ram_ratio: float | None = None
@@ -30,7 +30,7 @@ class ExportOutcome:
 
 
 def maker_of(to: str, engine: Engine) -> str:
-    """Return the key under which exports are compared: the format, or its engine if it has two.
+    """Return the key by which exports are compared: the format, or a second engine of it.
 
     >>> maker_of("awq", "gptqmodel"), maker_of("awq", "autoawq")
     ('awq', 'autoawq')
@@ -40,7 +40,7 @@ def maker_of(to: str, engine: Engine) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportFactors:
-    """Factors for the figures of the formulas."""
+    """Factors by which the formulas' figures are multiplied."""
 
     seconds: Factor
     ram: Factor
@@ -48,7 +48,7 @@ class ExportFactors:
 
 
 def find_factors(outcomes: Sequence[ExportOutcome], node: str, method: str) -> ExportFactors:
-    """Return the factors for a method on a node: of its own exports, else of others there.
+    """Return the factors for a method on a node, from exports of that method or else of any there.
 
     >>> past = [ExportOutcome(node="beta", method="awq", ended_s=t, seconds_ratio=r)
     ...     for t, r in enumerate((2.0, 2.2, 9.0))]

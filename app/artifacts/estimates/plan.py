@@ -1,4 +1,4 @@
-"""Plan an export: the nodes that can make it, its costs there, and why others cannot. Pure."""
+"""Plan an export: the nodes that can make it, its costs there, and the obstacles. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from app.artifacts.estimates.work import Bench, PhaseForecast
 from app.text import show_bytes, show_duration, show_list
 
 _UNPACKED = (
-    "its memory does not hold the result, which is therefore measured from its disk, without its "
-    "speed"
+    "its memory does not hold the result, so its quality is measured from the disk, and its speed "
+    "is not measured"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportNode:
-    """A node, as far as an export asks."""
+    """Facts about a node that an export needs."""
 
     node: str
     bench: Bench
     disk_free_bytes: int | None = None
     problem: str = ""
-    """Why it is out of the question before anything is counted; empty: it is not."""
+    """Reason why it is ruled out in any case; empty: it is not ruled out."""
     note: str = ""
-    """Remark about the node; empty: none."""
+    """Remark about the node, if any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,34 +40,34 @@ class PlacePlan:
     node_bytes: int | None = None
     """Peak disk use on the node while it is made, in bytes."""
     problems: tuple[str, ...] = ()
-    """Why it cannot be made there; empty: it can."""
+    """Reasons why it cannot be made there; empty: it can."""
     note: str = ""
-    """Remark about the node's current state; empty: none."""
+    """Remark about the node's current state, if any."""
     learned: str = ""
     """Source of the learned corrections; empty: not corrected."""
     plain: tuple[PhaseForecast, ...] = ()
-    """Phases by the formulas alone, stored so that later forecasts learn from them."""
+    """Phases by the uncorrected formulas, stored so that later forecasts learn from them."""
     is_unpacked: bool = False
-    """Whether no memory there holds the result, so that its proof unpacks it on the disk."""
+    """True if no memory there holds the result, so that its proof unpacks it on the disk."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """All there is to say beside the figures."""
+        """Remarks to show with the figures."""
         return ((self.note,) if self.note else ()) + ((_UNPACKED,) if self.is_unpacked else ())
 
     @property
     def seconds(self) -> float | None:
-        """Total time of all phases; None: not known."""
+        """Total time of all phases, in seconds; None: not known."""
         return sum(one.seconds for one in self.phases) if self.phases else None
 
     @property
     def ram_bytes(self) -> int | None:
-        """The most of any phase."""
+        """Maximum RAM over all phases, in bytes; None: not known."""
         return max((one.ram_bytes for one in self.phases), default=None)
 
     @property
     def vram_bytes(self) -> int | None:
-        """The most of any phase; None: no GPU is used, or it is not known."""
+        """Maximum GPU memory over all phases, in bytes; None: no GPU is used, or not known."""
         found = [one.vram_bytes for one in self.phases if one.vram_bytes is not None]
         return max(found, default=None)
 
@@ -79,13 +79,13 @@ class ExportPlan:
     to: str
     types: tuple[str, ...]
     step: int | None
-    """Step of the checkpoint; None: there is none."""
+    """Step of the checkpoint; None: no checkpoint is known."""
     made: ArtifactForecast | None
-    """Forecast sizes; None: the model's sizes are not known here."""
+    """Forecast sizes; None: the model's sizes are not known on this PC."""
     places: tuple[PlacePlan, ...]
-    """Nodes, the best first."""
+    """Plans of all nodes, the best first."""
     left_wide: str = ""
-    """Sentence on a large part that stays in 16 bits; empty: none does."""
+    """Sentence on a large part of the model that stays in 16 bits, if any."""
 
     @property
     def best(self) -> PlacePlan | None:
@@ -102,8 +102,8 @@ def plan_place(
     """Return the costs of an export on a node, and the obstacles there.
 
     Args:
-        place: node.
-        made: sizes; None: not known.
+        place: facts about the node.
+        made: forecast sizes; None: not known.
         plain: phases by the formulas; empty: not known.
         factors: corrections by earlier exports.
     """
@@ -164,7 +164,7 @@ def _describe_phase(phase: PhaseForecast) -> str:
 
 
 def sort_places(places: Sequence[PlacePlan]) -> tuple[PlacePlan, ...]:
-    """Return the places where it can be made first, the quickest before the others."""
+    """Sort plans: nodes that can make it first, and by time."""
     return tuple(sorted(places, key=lambda one: (bool(one.problems), one.seconds or 0.0)))
 
 
@@ -179,21 +179,19 @@ def _correct(phase: PhaseForecast, factors: ExportFactors) -> PhaseForecast:
 
 
 def lacks_memory(place: ExportNode, found: PlacePlan) -> bool:
-    """Return whether RAM or GPU is too small for an export, whatever its disk is."""
+    """Return whether RAM or GPU memory is too small for an export, apart from its disk."""
     return any(needed > free for _, needed, free in _memory(place, found))
 
 
 def is_too_large(made: ArtifactForecast, bench: Bench) -> bool:
-    """Return whether the job does not try to load a result on the node's GPU.
-
-    Must match agents/quantizers/proof/folder_proof.py.
-    """
+    """Return whether a result is too large for the job to load it on the node's GPU."""
+    # The same rule as in agents/quantizers/proof/folder_proof.py.
     needed = made.final_bytes * rates.GPU_SPARE + rates.GPU_SPARE_BYTES
     return bench.is_gpu and bench.vram_bytes is not None and needed > bench.vram_bytes
 
 
 def _memory(place: ExportNode, found: PlacePlan) -> list[tuple[str, int, int]]:
-    """Return what is needed of each memory, in words and bytes, and what is free."""
+    """Return name, needed bytes and free bytes of each memory."""
     bench = place.bench
     vram = None if bench.vram_bytes is None else bench.vram_bytes - rates.GPU_CONTEXT_BYTES
     rows = (

@@ -1,4 +1,4 @@
-"""Forecast what quantizing takes: AWQ and GPTQ, formats made by loading, and GGUF. Pure."""
+"""Forecast the quantizing phase: AWQ and GPTQ, formats made by loading, and GGUF. Pure."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ class QuantizeWork(Work):
         whole, size, bench = self.made.merged_bytes, self.made.final_bytes, self.bench
         of_format = rates.FORMATS[self.method]
         seconds = of_format.import_s + whole / rates.READ_BYTES_PER_S
-        seconds += 2 * size / rates.WRITE_BYTES_PER_S  # once apart, once in files
+        # Written twice: tensor by tensor, then joined into files.
+        seconds += 2 * size / rates.WRITE_BYTES_PER_S
         if not bench.is_gpu:
             seconds += self._num_quantized / of_format.weights_per_s
-        # Weights come one by one, and what they took is given back from time to time.
+        # Weights are processed one by one, and their memory is freed from time to time.
         at_once = rates.WEIGHT_AT_ONCE_BYTES[self._device] * self._widest
-        if bench.is_gpu:  # which even what stays in 16 bits passes; a CPU writes it as it is mapped
+        if bench.is_gpu:  # 16-bit tensors pass through the GPU; a CPU writes the mapped ones
             at_once = max(at_once, 2 * self.shape.num_embedding)
         experts = max(layer.num_experts_params for layer, _ in self.shape.kinds)
-        # Experts stay in 16 bits, but are joined to one parameter and cut again.
+        # Experts stay in 16 bits, but are joined into one parameter and split again.
         at_once = max(at_once, int(2 * rates.MERGED_SHARE_OF_EXPERTS * experts))
         ram = self._base_ram + of_format.ram_bytes + at_once + rates.UNRETURNED_BYTES
         return self._on("quantize", seconds, ram, at_once)
@@ -57,14 +58,14 @@ class QuantizeWork(Work):
             seconds += self._num_quantized / rates.AWQ_WEIGHTS_PER_S
         seconds += rates.GPTQMODEL_S + self._io_s()
         kept = self._kept_value_bytes()
-        if not bench.is_gpu:  # of little text, loading takes more than what is kept of it
+        if not bench.is_gpu:  # with little text, loading takes more memory than the kept inputs
             kept = max(kept, self._predicted_bytes())
         moved = tokens * 3 * shape.hidden  # inputs, outputs, and those of attention
         at_once = min(tokens, rates.BLOCKS_AT_ONCE * rates.CLIP_TOKENS) * (
             4 * shape.hidden + 3 * shape.ffn
         )
         held = 3 * self._layer_bytes() + 2 * int(moved)
-        if self.engine == "autoawq":  # which packs on the processor, and keeps its products
+        if self.engine == "autoawq":  # it packs on the CPU, and keeps its products
             most_inputs = max(one.num_inputs for layer in shape.layers for one in layer.linears)
             at_once = max(at_once, rates.KEPT_OUTPUTS * rates.CLIP_TOKENS * most_inputs)
             vram = held + 2 * int(at_once)
@@ -72,19 +73,17 @@ class QuantizeWork(Work):
         vram = held + 2 * int(at_once) + rates.PACK_VRAM_BYTES
         more = 2 * int(tokens * (max(shape.hidden, shape.ffn) + shape.hidden)) + 4 * self._widest
         has_room = vram + more + rates.WORKSPACE_BYTES < (bench.vram_bytes or 0)
+        # With enough room, inputs, outputs and weights stay on the GPU; otherwise gptqmodel copies
+        # them there for each scale.
         if has_room:
-            vram += more  # inputs, outputs and weights, which are copied for each scale elsewhere
+            vram += more
         return self._on("quantize", seconds, self._pack_ram() + kept, vram)
 
-    def _count_values(self) -> int:
-        """Return how many numbers AWQ keeps of a layer's inputs."""
-        return int(self.texts.block_tokens * (6 * self.shape.hidden + 2 * self.shape.ffn))
-
     def _searched_bytes(self) -> int:
-        """Return what gptqmodel's search for AWQ's scales takes of a CPU's memory."""
+        """Return the RAM of gptqmodel's search for AWQ's scales on a CPU, in bytes."""
         tokens, shape = self.texts.block_tokens, self.shape
         most = max(one.num_inputs for layer in shape.layers for one in layer.linears)
-        # Those of all linear layers, and the absolute values of the widest.
+        # Inputs of all linear layers, and absolute values of the widest input.
         kept = rates.CPU_INPUT_BYTES * tokens * (6 * shape.hidden + shape.ffn + most)
         kept += min(rates.CPU_MEAN_BYTES, 4 * tokens * most)
         at_once = min(tokens, rates.BLOCKS_AT_ONCE * rates.CLIP_TOKENS)
@@ -94,7 +93,8 @@ class QuantizeWork(Work):
     def _kept_value_bytes(self) -> int:
         if self.engine == "gptqmodel" and not self.bench.is_gpu:
             return self._searched_bytes()
-        kept = int(self._count_values() * rates.AWQ_VALUE_BYTES[self._device])
+        values = int(self.texts.block_tokens * (6 * self.shape.hidden + 2 * self.shape.ffn))
+        kept = int(values * rates.AWQ_VALUE_BYTES[self._device])
         return kept + (rates.AWQ_RAM_BYTES if self.engine == "gptqmodel" else 0)
 
     def _quantize_gptq(self) -> PhaseForecast:
@@ -107,7 +107,7 @@ class QuantizeWork(Work):
         seconds += columns * rates.GPTQ_COLUMN_S[self._device]
         seconds += sum(n for _, n in linears) * rates.GPTQ_LINEAR_S[self._device]
         seconds += self._num_quantized * rates.GPTQ_PACKED_S[self._device]
-        kept = int(tokens * shape.hidden * 2 * 2)  # inputs and outputs of a layer, always in RAM
+        kept = int(tokens * shape.hidden * 2 * 2)  # inputs and outputs of a layer stay in RAM
         solved, ram = self._solved_bytes(), self._pack_ram() + kept
         if not bench.is_gpu:
             ram += solved + self._predicted_bytes()
@@ -115,10 +115,8 @@ class QuantizeWork(Work):
         return self._on("quantize", seconds, ram, vram)
 
     def _solved_bytes(self) -> int:
-        """Return what GPTQ takes to round a layer's weights, beside the layer itself.
-
-        The inputs of all experts of a layer are summed up in one pass.
-        """
+        """Return the bytes to round a layer's weights by GPTQ, without the layer itself."""
+        # The Hessians of all experts of a layer are collected in one pass, hence together.
         linears = [one for layer, _ in self.shape.kinds for one in layer.linears]
         widest = max(
             4 * one.num_inputs**2
@@ -132,7 +130,7 @@ class QuantizeWork(Work):
     def _quantize_gguf(self) -> PhaseForecast:
         seconds, kinds = 0.0, {kind for kind, _ in self.made.files}
         if "F16" not in kinds and kinds - {"Q8_0"}:
-            seconds = self._convert_s()  # F16, which the K types are made of
+            seconds = self._convert_s()  # K types are quantized from an F16 file
         for kind, size in self.made.files:
             if kind in ("F16", "Q8_0"):
                 seconds += self._convert_s()
@@ -153,7 +151,7 @@ class QuantizeWork(Work):
 
     @property
     def _most_reordered(self) -> int:
-        """Weights of the largest matrix that a converter to GGUF may change."""
+        """Number of weights of the largest matrix whose rows the GGUF converter may reorder."""
         linears = [one for layer in self.shape.layers for one in layer.linears]
         found = [one.num_weights for one in linears if one.name not in rates.NOT_REORDERED]
         return max(found, default=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOST_TOKENS = 512
-"""Maximum tokens of a row; the rest is cut."""
+"""Maximum number of tokens of a row; longer rows are truncated."""
 CALIBRATION_ROWS, HELD_OUT_ROWS = 128, 32
 
 
@@ -16,9 +16,9 @@ class TextSizes:
     calibration_rows: int = CALIBRATION_ROWS
     held_out_rows: int = HELD_OUT_ROWS
     mean_tokens: float = MOST_TOKENS
-    """Mean tokens of a row."""
+    """Mean length of a row, in tokens."""
     longest_tokens: int = MOST_TOKENS
-    """Tokens of the longest row, which decides the memory."""
+    """Length of the longest row, which decides the memory, in tokens."""
 
     @property
     def calibration_tokens(self) -> float:
@@ -26,7 +26,7 @@ class TextSizes:
 
     @property
     def block_tokens(self) -> float:
-        """Calibration tokens after joining and cutting into whole blocks, as AWQ does."""
+        """Number of calibration tokens after AWQ's joining and division into whole blocks."""
         tokens = self.calibration_tokens
         return tokens - tokens % MOST_TOKENS if tokens > MOST_TOKENS else tokens
 
@@ -38,14 +38,13 @@ MOST_TEXTS = TextSizes()
 def size_texts(
     num_rows: int | None, mean_tokens: float | None, longest_tokens: int | None
 ) -> TextSizes:
-    """Return what is taken of a run's training data; None: not known, hence the most.
-
-    The last rows judge where the run has no evaluation data, so that few rows are fewer still.
+    """Return the sizes of the texts taken from a run's training data; None: not known.
 
     >>> size_texts(40, 100.0, 900)
     TextSizes(calibration_rows=30, held_out_rows=32, mean_tokens=100.0, longest_tokens=512)
     """
     most = num_rows if num_rows is not None else CALIBRATION_ROWS + HELD_OUT_ROWS
+    # Without evaluation data the last rows are held out for the proof, so count without them.
     apart = min(HELD_OUT_ROWS, most // 4)
     return TextSizes(
         calibration_rows=max(1, min(CALIBRATION_ROWS, most - apart)),

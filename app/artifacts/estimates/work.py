@@ -1,4 +1,4 @@
-"""What an export works on and with, and what measuring the original takes. Pure."""
+"""Inputs of an export's forecast, and its phases that measure the original. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class Bench:
     memory_bytes_per_s: float = 20e9
     """Memory bandwidth of the device, in bytes/s."""
     vram_bytes: int | None = None
-    """Free memory of its GPU; None: not known, or no GPU."""
+    """Free memory of its GPU, in bytes; None: not known, or no GPU."""
     ram_bytes: int | None = None
-    """RAM available to an export; None: not known."""
+    """RAM available to an export, in bytes; None: not known."""
     holds_result: bool = True
-    """Whether its memory holds a packed result; else that is unpacked on the disk for its proof."""
+    """True if its memory holds a packed result, which is otherwise unpacked on the disk for its
+    proof."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +43,12 @@ class PhaseForecast:
     seconds: float
     ram_bytes: int
     vram_bytes: int | None
-    """Peak GPU memory; None: no GPU is used."""
+    """Peak GPU memory, in bytes; None: no GPU is used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """One export on one node, and the phases in which its original is measured."""
+    """One export on one node, with the phases that measure its original."""
 
     shape: ModelShape
     method: str
@@ -72,7 +73,7 @@ class Work:
 
     @property
     def _num_reached(self) -> int:
-        """Weights that a token is multiplied with, of those that are quantized."""
+        """Number of quantized weights that a token is multiplied with."""
         linear, shape = self.shape.num_quantized, self.shape
         experts = self._num_quantized - linear
         return linear + experts * shape.num_experts_met // max(1, shape.num_experts)
@@ -91,7 +92,8 @@ class Work:
 
     @property
     def _answer_passes(self) -> int:
-        """Over the weights: a job on a GPU answers all prompts at once."""
+        """Number of passes over the weights to generate all answers."""
+        # A job on a GPU answers all prompts at once.
         return rates.ANSWER_TOKENS if self.bench.is_gpu else self._answers
 
     @property
@@ -103,18 +105,18 @@ class Work:
 
     @property
     def _resident_bytes(self) -> int | None:
-        """Resident GPU memory of an original that is otherwise streamed; None: not streamed."""
+        """GPU memory of the resident part of a streamed original, in bytes; None: not streamed."""
         vram = self.bench.vram_bytes
         if vram is None or self._original_on_gpu or not self.bench.is_gpu:
             return None
         room = vram - rates.STREAM_SPARE_BYTES
         if room < rates.LEAST_RESIDENT_BYTES:
             return None
-        return room - self._layer_bytes() // 2  # whole layers stay
+        return room - self._layer_bytes() // 2  # whole layers stay: half a layer is lost on average
 
     @property
     def _is_read_again(self) -> bool:
-        """Whether the original comes from its files in each pass, as RAM does not hold it."""
+        """True if each pass reads the original from its files, since RAM does not hold it."""
         ram = self.bench.ram_bytes
         return ram is not None and self.made.merged_bytes * rates.GPU_SPARE > ram
 
@@ -128,7 +130,7 @@ class Work:
         return max(one.num_weights for layer in self.shape.layers for one in layer.linears)
 
     def _judge_s(self, tokens: float, *, on_gpu: bool) -> float:
-        """Return seconds to predict rows and to keep or compare what was predicted."""
+        """Return the seconds to predict rows and to store or compare the predictions."""
         flops = self.bench.flops_per_s if on_gpu else self._cpu_flops
         passes = 2.0 * self.shape.num_parameters * tokens / (0.5 * flops)
         return passes + tokens * self.shape.vocab / rates.KEEP_VALUES_PER_S
@@ -142,10 +144,11 @@ class Work:
 
     @property
     def _cpu_flops(self) -> float:
+        # The rate of a bench with a GPU is the GPU's, so assume a typical rate per core.
         return 60e9 * self.bench.num_cores if self.bench.is_gpu else self.bench.flops_per_s
 
     def _logits_bytes(self, value_bytes: int = 10) -> int:
-        """Return what the longest row's predictions take, in half precision and wider."""
+        """Return the bytes of the longest row's predictions, in half precision and wider."""
         return self.texts.longest_tokens * self.shape.vocab * value_bytes
 
     def _original(self) -> PhaseForecast:
@@ -185,9 +188,7 @@ class Work:
         return self._on("control", seconds, ram, vram)
 
     def _wide_bytes(self) -> int:
-        """Return the original in float32, or as it is where that does not fit; half of the RAM
-        where not even that does.
-        """
+        """Return bytes of the float32 model, else of its own dtype, else half the RAM."""
         whole, ram = self.made.merged_bytes, self.bench.ram_bytes
         if ram is not None and self._is_read_again:
             return int(rates.RAM_SHARE * ram)
@@ -224,7 +225,7 @@ class Work:
         return self._base_ram + rates.PACK_RAM_BYTES[engine][self._device] + held
 
     def _layers_held_bytes(self) -> int:
-        """Return what gptqmodel holds of a model: a few layers, and what is outside of them."""
+        """Return the bytes that gptqmodel holds of a model: a few layers, embedding and head."""
         outside = self.shape.num_embedding + self.shape.num_head
         return rates.LAYERS_HELD * self._layer_bytes() + 2 * outside
 

@@ -1,1 +1,1 @@
-"""Making an artifact from a run: request, plan, place and device."""
+"""Exports: making an artifact from a run, with its request, plan, destination and device."""

@@ -13,9 +13,9 @@ class ExportDevice:
     """Device that makes an export."""
 
     gpu: GpuFacts | None
-    """GPU; None: the CPU."""
+    """GPU that makes it; None: the CPU."""
     note: str = ""
-    """Why it is the CPU of a PC that has GPUs; empty: it has none, or one is free."""
+    """Reason for using the CPU of a PC with GPUs, if so."""
 
     @property
     def device(self) -> str:
@@ -24,15 +24,13 @@ class ExportDevice:
 
     @property
     def device_id(self) -> str:
-        """Id of the device's lease."""
+        """Id by which the node leases the device."""
         return "cpu" if self.gpu is None else self.gpu.uuid
 
 
 def choose_export_device(facts: NodeFacts) -> ExportDevice:
-    """Return the GPU with the most memory of those that no run uses, else the CPU.
-
-    What uses one and is no run will be through soon: the node lets the export wait for it.
-    """
+    """Return the GPU with the most memory that no run uses, else the CPU."""
+    # Other uses, such as a chat, end soon, and the node lets the export wait for them.
     runs = {use.uuid: use.name for use in facts.gpu_uses if use.run_id is not None}
     free = [gpu for gpu in facts.gpus if gpu.uuid not in runs]
     if free:

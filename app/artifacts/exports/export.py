@@ -1,8 +1,8 @@
 """Export a checkpoint as a model folder on this PC.
 
-The work runs on a node that holds the checkpoint, because the weights and torch are there: the
-adapter is merged into its base, and what is to be smaller is quantized and proved there. The result
-is fetched beside its destination, checked, and put in place with one rename.
+The work runs on a node that holds the checkpoint, since the weights and torch are there: the
+adapter is merged into its base, and for a smaller format the model is quantized and its quality
+measured. The result is fetched next to its destination, verified, and moved there by one rename.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ async def export_run(
     """Write the run's model as a folder `out`; return it with its measured quality.
 
     Raises:
-        UserError: `out` is in use, also by another export, or cannot be written, there is no whole
+        UserError: `out` exists, is used by another export or cannot be written, there is no whole
             checkpoint to export, or the node could not make it.
     """
     request = check_request(request)
-    # Before any node works: an hour of quantizing must not end at a folder that cannot be written.
+    # Before any node works, so that an hour of quantizing never ends at a read-only folder.
     out = await asyncio.to_thread(free_place, out)
     with claim_place(services, out):
-        return await _export(services, request, out, progress or (lambda said: None))
+        return await _export(services, request, out, progress or (lambda update: None))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Work:
-    """One export on the node that was chosen for it."""
+class _ExportWork:
+    """One export on its chosen node."""
 
     run: RunRecord
     request: ExportRequest
     inputs: Inputs
     own: Source | None
-    """Data that the user chose for calibration; None: the run's own."""
+    """Calibration data that the user chose; None: the run's own data."""
     node: str
     python: str
     device: ExportDevice
@@ -88,17 +88,17 @@ async def _export(
 ) -> ExportedModel:
     run = services.runs.get(request.run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
-    # Checked even where it is sent much later: a bad file should fail in the first second.
+    # Checked now although it is sent much later, so that a bad file fails in the first second.
     own = await asyncio.to_thread(_find_calibration, services, request)
     tell = _in_phase(progress, "find")
-    tell("looking for the newest whole checkpoint")
+    tell("searching for the newest whole checkpoint")
     names = services.pool.names() if request.node is None else (request.node,)
     whole = await find_whole(services, run.run_id, names, request.checkpoint)
     plan = await plan_export(services, request, whole)
     await asyncio.to_thread(expect_room, plan, out)
     copy = _choose_place(plan, whole, tell)
     facts = await services.pool.agent(copy.node).ask(ReadFacts())
-    work = _Work(
+    work = _ExportWork(
         run=run,
         request=request,
         inputs=inputs,
@@ -121,7 +121,7 @@ async def _export(
     return ExportedModel(path=out, artifact=made_of.label, verdicts=made_of.verdicts)
 
 
-async def _make(services: Services, work: _Work, origin: Origin, out: Path) -> None:
+async def _make(services: Services, work: _ExportWork, origin: Origin, out: Path) -> None:
     """Make the model on its node, and fetch it to `out`."""
     run_id, agent = work.run.run_id, services.pool.agent(work.node)
     with claim_name(services, run_id, _name_result(work.request, work.step)) as name:
@@ -133,12 +133,12 @@ async def _make(services: Services, work: _Work, origin: Origin, out: Path) -> N
         try:
             await services.pool.fetch(work.node, made, out)
         finally:
-            if made != merged:  # the merged model stays, for the next format
+            if made != merged:  # the merged model stays for exports to other formats
                 with suppress(RacklessError):
                     await agent.ask(DeleteArtifact(path=made))
 
 
-async def _merge(services: Services, work: _Work) -> str:
+async def _merge(services: Services, work: _ExportWork) -> str:
     """Merge the adapter into its base on the node; return the folder there."""
     tell = _in_phase(work.progress, "merge")
     tell(f"merging step {work.step} on {work.node}")
@@ -158,7 +158,7 @@ def _in_phase(progress: OnProgress, phase: str) -> OnMessage:
 
 
 async def forecast_export(services: Services, request: ExportRequest) -> ExportPlan:
-    """Return what `export_run` would make of the request, and what it takes on each node.
+    """Return the result of `export_run` for this request, and its costs on each node.
 
     Raises:
         UserError: there is no such run, format, type, node or data file.
@@ -198,8 +198,10 @@ def _name_result(request: ExportRequest, step: int) -> str:
     return "-".join((request.to, str(step), *request.types, *engine))
 
 
-async def _quantize(services: Services, work: _Work, merged: str, name: str, origin: Origin) -> str:
-    """Quantize the merged model on the node that has it; return the folder `name` there."""
+async def _quantize(
+    services: Services, work: _ExportWork, merged: str, name: str, origin: Origin
+) -> str:
+    """Quantize the merged model on its node; return the folder `name` there."""
     request, inputs, node = work.request, work.inputs, work.node
     device = await _expect_device(services, node, work.device)
     tell = _in_phase(work.progress, "prepare")
@@ -214,7 +216,7 @@ async def _quantize(services: Services, work: _Work, merged: str, name: str, ori
     if inputs.eval is not None:
         evaluation = replace(train, path=await send(services, node, inputs.eval))
     calibration = None
-    if work.own is not None:  # of any kind: what its rows are is seen there
+    if work.own is not None:  # in any format, which the node recognizes
         calibration = TextSource(path=await send(services, node, work.own))
     job = MakeJob(
         python=work.python,
@@ -236,16 +238,17 @@ async def _quantize(services: Services, work: _Work, merged: str, name: str, ori
 
 
 async def _expect_device(services: Services, node: str, planned: ExportDevice) -> ExportDevice:
-    """Return the device that makes the export, chosen again as GPUs may be taken since the merge.
+    """Return the device that makes the export.
 
     Raises:
-        UserError: runs have taken every GPU since it was planned for one.
+        UserError: a GPU was planned, but runs use every GPU by now.
     """
+    # Chosen a second time, since a run may have started during the merge.
     now = choose_export_device(await services.pool.agent(node).ask(ReadFacts()))
     if planned.gpu is not None and now.gpu is None:
         raise UserError(
             f"every GPU of {node} was taken during the merge: {now.note.partition(',')[0]}",
-            "Export again once one is free, or now on the CPU; the merged model stays there.",
+            "Export again when a GPU is free, or now on the CPU; the merged model stays there.",
         )
     return now
 
@@ -274,7 +277,7 @@ def _choose_place(plan: ExportPlan, whole: Sequence[Copy], tell: OnMessage) -> C
     """Return the copy on the node that finishes the export first.
 
     Raises:
-        UserError: it can be made on none of them.
+        UserError: no node with a copy can make it.
     """
     if plan.made is not None:
         tell(f"expected: {describe_forecast(plan.made)}")
@@ -302,10 +305,10 @@ def _find_calibration(services: Services, request: ExportRequest) -> Source | No
 async def find_whole(
     services: Services, run_id: str, nodes: Sequence[str], checkpoint: int | None = None
 ) -> tuple[Copy, ...]:
-    """Return the copies of the newest complete checkpoint, or of a given one, on some nodes.
+    """Return the copies of the newest complete checkpoint, or of a given one, on these nodes.
 
     Raises:
-        UserError: there is none, or no such node.
+        UserError: there is no whole checkpoint, or no such node.
     """
     _expect_nodes(services, nodes)
     copies = await find_copies(services, run_id, nodes)

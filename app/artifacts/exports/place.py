@@ -1,6 +1,6 @@
-"""Claim the folder on this PC that an export writes: unused, writable and with room.
+"""Claim the folder on this PC that an export writes, before any node works.
 
-All of it is checked before any node works.
+It has to be new or empty, writable, and on a disk with enough room.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _NEW = "Name a new or empty folder."
 
 
 def expect_free(out: Path) -> Path:
-    """Check that nothing is at a place, without creating anything; return its absolute path.
+    """Check that a path is free and writable, without creating it; return its absolute path.
 
     Raises:
-        UserError: it is in use, or nothing can be written there.
+        UserError: it is in use, or cannot be written.
     """
     try:
         out = whole_path(out)
@@ -42,10 +42,11 @@ def expect_free(out: Path) -> Path:
         above = next((folder for folder in (out, *out.parents) if folder.exists()), None)
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}", _ANOTHER) from error
-    if above is None:  # on Windows, where a drive or another PC is away
+    if above is None:  # on Windows, if a drive or another PC is not connected
         raise UserError(f"{out} cannot be written: {out.anchor} is not there", _ANOTHER)
-    if is_same_folder(out, Path()):  # a program in a folder that was taken away starts no other
-        raise UserError(f"{out} is the current folder", "Name a new one in it.")
+    # The folder is replaced, and a process whose current folder is gone cannot start others.
+    if is_same_folder(out, Path()):
+        raise UserError(f"{out} is the current folder", "Name a new folder in it.")
     if not above.is_dir():
         raise UserError(f"{out} cannot be written: {above} is a file", _ANOTHER)
     if not os.access(above, os.W_OK | os.X_OK):
@@ -54,15 +55,15 @@ def expect_free(out: Path) -> Path:
 
 
 def free_place(out: Path) -> Path:
-    """Return the absolute place of a new folder; an empty one is removed first.
+    """Return the absolute path for a new folder; an empty folder there is removed.
 
     Raises:
-        UserError: it is in use, or nothing can be written there.
+        UserError: it is in use, or cannot be written.
     """
     out = expect_free(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        # Named as the folder is while it comes, so that a name that is too long is found too.
+        # With the name of the folder during its transfer, to detect a name that is too long.
         with tempfile.NamedTemporaryFile(
             prefix=f".{out.name}.", suffix=".part", dir=out.parent
         ) as probe:
@@ -78,7 +79,7 @@ def expect_room(plan: ExportPlan, out: Path) -> None:
     """Check that the disk of `out` has room for the result, if its size is known.
 
     Raises:
-        UserError: it has not.
+        UserError: the disk has not enough room.
     """
     free_bytes = disk_usage(out.parent).free
     if plan.made is not None and plan.made.final_bytes > free_bytes:
@@ -93,11 +94,10 @@ def expect_room(plan: ExportPlan, out: Path) -> None:
 def claim_place(services: Services, out: Path) -> Iterator[None]:
     """Keep other exports of this master from writing to `out` until the block ends.
 
-    The second one would find the folder there when its work is done, and lose that.
-
     Raises:
-        UserError: one is on its way there.
+        UserError: another export is writing there.
     """
+    # Without it, a second export would find the folder taken after all its work, and lose that.
     folder = private_folder(services.paths.home / "exports")
     place = os.path.normcase(os.path.realpath(out))  # a folder above may be a link
     path = folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.lock"
@@ -107,6 +107,6 @@ def claim_place(services: Services, out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # Windows does not remove what is open
+        with suppress(OSError):  # Windows cannot remove an open file
             path.unlink()
         os.close(handle)

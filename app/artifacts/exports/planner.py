@@ -40,17 +40,17 @@ from app.runs.services import Services
 
 _VALUE_BYTES = {"float64": 8.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _USUAL_VALUE_BYTES = 2.0
-# Of a PC's memory that is never free.
+# RAM that the system itself always uses, in bytes.
 _SYSTEM_RAM_BYTES = 1 << 30
 
 
 async def plan_export(
     services: Services, request: ExportRequest, copies: Sequence[Copy]
 ) -> ExportPlan:
-    """Return what an export makes, what it takes on each node, and where it cannot be made.
+    """Return the sizes of an export, its costs on each node, and the obstacles.
 
     Args:
-        request: its node is not considered; all nodes are.
+        request: the request, whose node is ignored: all nodes are planned.
         copies: checkpoints to choose among.
     """
     run, to, types = services.runs.get(request.run_id), request.to, request.types
@@ -76,13 +76,13 @@ async def plan_export(
     adapter = run.spec.adapter
     targets = None if adapter.kind == "full" else adapter.targets
 
-    def foretell(bench: Bench) -> tuple[PhaseForecast, ...]:
+    def forecast(bench: Bench) -> tuple[PhaseForecast, ...]:
         if shape is None or made is None:
             return ()
         return forecast_phases(shape, to, types, made, bench, texts, targets, engine)
 
     plans = [
-        _plan_proof(place, made, foretell, find_factors(outcomes, place.node, maker_of(to, engine)))
+        _plan_proof(place, made, forecast, find_factors(outcomes, place.node, maker_of(to, engine)))
         for place in places
     ]
     left_wide = await asyncio.to_thread(_find_left_wide, services, run.spec.model, to)
@@ -95,49 +95,47 @@ async def plan_export(
 def _plan_proof(
     place: ExportNode,
     made: ArtifactForecast | None,
-    foretell: Callable[[Bench], tuple[PhaseForecast, ...]],
+    forecast: Callable[[Bench], tuple[PhaseForecast, ...]],
     factors: ExportFactors,
 ) -> PlacePlan:
-    """Return the costs on a node; a result too large for its memory is proved from the disk."""
-    packed = plan_place(place, made, foretell(place.bench), factors)
+    """Return the costs on a node; a result too large for its memory is verified from the disk."""
+    packed = plan_place(place, made, forecast(place.bench), factors)
     if made is None or not made.unpacked_bytes or place.problem:
         return packed
     if not (is_too_large(made, place.bench) or lacks_memory(place, packed)):
         return packed
     small = replace(place, bench=replace(place.bench, holds_result=False))
-    found = plan_place(small, made, foretell(small.bench), factors)
+    found = plan_place(small, made, forecast(small.bench), factors)
     is_less = (found.ram_bytes, found.vram_bytes) != (packed.ram_bytes, packed.vram_bytes)
-    return found if is_less else packed  # another phase may need as much
+    return found if is_less else packed  # unpacking does not help if another phase needs as much
 
 
 def read_outcomes(artifacts: Sequence[ArtifactSnapshot]) -> list[ExportOutcome]:
-    """Return the measurements of past exports beside their forecasts.
-
-    Phases count that were both foretold and done: what was there from an export before is not.
-    """
+    """Return the ratios of measurements to forecasts of past exports."""
     found = []
-    for one in artifacts:
-        measured = one.measured or {}
-        phases, foretold = measured.get("phases") or (), measured.get("forecast") or ()
-        both = {phase["name"] for phase in phases} & {phase["name"] for phase in foretold}
+    for artifact in artifacts:
+        measured = artifact.measured or {}
+        phases, expected = measured.get("phases") or (), measured.get("forecast") or ()
+        # An export skips phases whose results exist from an earlier one; only common phases count.
+        both = {phase["name"] for phase in phases} & {phase["name"] for phase in expected}
         done = [phase for phase in phases if phase["name"] in both]
-        said = [phase for phase in foretold if phase["name"] in both]
-        seconds = _ratio(sum(p["seconds"] for p in done), sum(p["seconds"] for p in said))
+        planned = [phase for phase in expected if phase["name"] in both]
+        seconds = _ratio(sum(p["seconds"] for p in done), sum(p["seconds"] for p in planned))
         if seconds is not None:
             outcome = ExportOutcome(
                 node=str(measured.get("node", "")),
-                method=str(measured.get("maker") or one.format),
-                ended_s=one.created_s,
+                method=str(measured.get("maker") or artifact.format),
+                ended_s=artifact.created_s,
                 seconds_ratio=seconds,
-                ram_ratio=_ratio(_peak(done, "ram_bytes"), _peak(said, "ram_bytes")),
-                vram_ratio=_ratio(_peak(done, "vram_bytes"), _peak(said, "vram_bytes")),
+                ram_ratio=_ratio(_peak(done, "ram_bytes"), _peak(planned, "ram_bytes")),
+                vram_ratio=_ratio(_peak(done, "vram_bytes"), _peak(planned, "vram_bytes")),
             )
             found.append(outcome)
     return found
 
 
 def keep_forecast(place: PlacePlan, maker: str) -> dict[str, Any]:
-    """Return the part of a forecast that is stored beside later measurements."""
+    """Return the part of a forecast that is stored with the measurements."""
     phases = [asdict(phase) for phase in place.plain]
     return {"node": place.node, "maker": maker, "forecast": phases}
 
@@ -151,13 +149,13 @@ def _peak(phases: Sequence[Mapping[str, Any]], name: str) -> int:
 
 
 def _find_left_wide(services: Services, model: str, to: str) -> str:
-    """Return what a format leaves in 16 bits, as far as the model's config is known here."""
+    """Return a sentence on parts left in 16 bits; empty: none, or the config is not known here."""
     found = services.configs.find_here(model)
     return "" if found is None else find_left_wide(found.config, to) or ""
 
 
 def _find_refusal(services: Services, model: str, to: str, engine: str) -> str:
-    """Return why a format is not made of a model, as far as its sizes are known; empty: it is."""
+    """Return why a model cannot have a format, as far as its config is known; empty: it can."""
     found = services.configs.find_here(model) if to != "merged" else None
     if found is None or "model_type" not in found.config:
         return ""
@@ -173,13 +171,13 @@ def _find_refusal(services: Services, model: str, to: str, engine: str) -> str:
 
 
 def _find_shape(services: Services, model: str) -> tuple[ModelShape | None, float]:
-    """Return the sizes of a model, and the bytes of one of its values; None: they are not known."""
+    """Return the shape of a model, None if not known, and the bytes of one of its values."""
     found = services.configs.find_here(model)
     if found is None:
         return None, _USUAL_VALUE_BYTES
     try:
         shape = read_shape(found.config)
-    except UserError:  # an architecture that is counted by nobody; the export itself may know it
+    except UserError:  # the planner does not know the architecture, but the export may
         return None, _USUAL_VALUE_BYTES
     return shape, find_value_bytes(found.config, weigh_weights(model), shape.num_parameters)
 
@@ -187,13 +185,13 @@ def _find_shape(services: Services, model: str) -> tuple[ModelShape | None, floa
 def find_value_bytes(
     config: Mapping[str, Any], weights_bytes: int | None, num_parameters: int
 ) -> float:
-    """Return how many bytes a value takes once the model is loaded as its config says.
+    """Return the bytes of a value of the loaded model.
 
     Args:
-        config: of the model.
-        weights_bytes: of its files; None: they are not here. They count where the config says
-            nothing: then the type of the files is kept.
-        num_parameters: in those files.
+        config: config of the model.
+        weights_bytes: size of its files; None: they are not here. It decides if the config names
+            no type, since loading then keeps the type of the files.
+        num_parameters: number of parameters in those files.
 
     >>> find_value_bytes({"torch_dtype": "float32"}, None, 1), find_value_bytes({}, None, 1)
     (4.0, 2.0)
@@ -206,7 +204,7 @@ def find_value_bytes(
         if (known := _VALUE_BYTES.get(named.removeprefix("torch."))) is not None:
             return known
     if weights_bytes is not None and weights_bytes > 3 * num_parameters:
-        return 4.0
+        return 4.0  # more than 3 bytes per value: the files hold float32
     return _USUAL_VALUE_BYTES
 
 
@@ -240,12 +238,12 @@ async def _look(
         bench=_bench(services, node, replace(facts, gpus=(chosen.gpu,) if chosen.gpu else ())),
         disk_free_bytes=facts.disk_free_bytes,
         problem=problem,
-        note=chosen.note if to in METHODS else "",  # a merge is the CPU's work anyway
+        note=chosen.note if to in METHODS else "",  # a merge runs on the CPU in any case
     )
 
 
 def _bench(services: Services, node: str, facts: NodeFacts) -> Bench:
-    """Return what the only GPU of the facts reaches, or the CPU where they have none."""
+    """Return the capabilities of the only GPU in the facts, or of the CPU without one."""
     known = services.planning.calibrations()
     calibrations = {(name, found.card): found for (name, _), found in known.items()}
     (planned,) = make_cluster({node: facts}, calibrations=calibrations).nodes
@@ -264,7 +262,7 @@ def _bench(services: Services, node: str, facts: NodeFacts) -> Bench:
 
 
 def _find_ram(facts: NodeFacts) -> int | None:
-    """Return the memory that an export can have beside what runs there now; None: not known."""
+    """Return the RAM that is available to an export, in bytes; None: not known."""
     if facts.memory_available_bytes is not None:
         return facts.memory_available_bytes
     return None if facts.memory_bytes is None else max(0, facts.memory_bytes - _SYSTEM_RAM_BYTES)

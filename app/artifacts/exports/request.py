@@ -1,4 +1,4 @@
-"""Request for an export, as the window, the command line and the core pass it on."""
+"""Request for an export, shared by the window, the command line and the core."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from app.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportRequest:
-    """An export of one run; its destination folder is not part of it, as a forecast has none."""
+    """An export of one run, without its destination, which a forecast does not have."""
 
     run_id: str
     to: str = "merged"
     """Format, one of `agents.contract.formats.FORMATS`."""
     types: tuple[str, ...] = ()
-    """Types of the format, such as Q4_K_M; none: the usual one."""
+    """Types of the format, such as Q4_K_M; empty: the usual one."""
     checkpoint: int | None = None
     """Step of the checkpoint; None: the newest complete one."""
     node: str | None = None
-    """Node that does the work; None: the quickest with the checkpoint and the room."""
+    """Node that does the work; None: the fastest that has the checkpoint and enough room."""
     calibration: str | None = None
-    """Path of the data file that AWQ and GPTQ are fitted to; None: the run's own data."""
+    """Path of the data file that calibrates AWQ and GPTQ; None: the run's own data."""
     engine: Engine = ENGINES[0]
     """Package that makes AWQ."""
 
 
 def check_request(request: ExportRequest) -> ExportRequest:
-    """Return the request with its types as the format spells them.
+    """Validate a request; return it with its types as the format spells them.
 
     Raises:
         UsageError: there is no such format or type, or an option does not apply to the format.
@@ -44,7 +44,7 @@ def check_request(request: ExportRequest) -> ExportRequest:
 
 
 def choose_types(to: str, types: Sequence[str]) -> tuple[str, ...]:
-    """Return the types as the format spells them, the usual one where none is given.
+    """Return the types as the format spells them, by default the usual one.
 
     Raises:
         UsageError: there is no such format or type.

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.artifact import ArtifactCopy, ArtifactSnapshot, tell_last
 from app.conversation import Subject
+from app.core import artifacts
 from app.gui.artifacts.copy_artifact_dialog import CopyArtifactDialog
 from app.gui.artifacts.push_dialog import PushDialog
 from app.gui.chat.chat_dialog import open_chat
@@ -44,7 +45,7 @@ class ArtifactActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            lambda core, report: core.artifacts.copy(artifact.label, place, report),
+            artifacts.CopyArtifact(name=artifact.label, to=place),
             lambda found: self._banner.show_message(
                 "good", f"Copied {artifact.label}", f"Saved in {place}, every file verified."
             ),
@@ -63,9 +64,7 @@ class ArtifactActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            lambda core, report: core.artifacts.push(
-                artifact.label, name, private=private, progress=report
-            ),
+            artifacts.PushArtifact(name=artifact.label, hub_id=name, private=private),
             lambda found: self._banner.show_message(
                 "good", f"Pushed {artifact.label} to the hub", f"As {name}."
             ),
@@ -87,7 +86,7 @@ class ArtifactActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            lambda core, report: core.artifacts.verify(artifact.label, report),
+            artifacts.VerifyArtifact(name=artifact.label),
             self._show_verified,
             title=f"Verifying {artifact.label}",
             hint="Reading every copy and comparing its hashes.",
@@ -122,9 +121,9 @@ class ArtifactActions:
             is_dangerous=True,
         ):
             return
-        self._context.bridge.run(
+        self._context.bridge.do(
             # The dialog has warned if this is the last copy, so the core need not refuse.
-            lambda core, report: core.artifacts.delete(artifact.label, place, even_last=True),
+            artifacts.DeleteCopies(name=artifact.label, place=place, even_last=True),
             success=self._show_deleted,
             failure=self._banner.show_error,
             at_close=f"Deleting {what} stops. Copies not reached stay.",
@@ -141,8 +140,8 @@ class ArtifactActions:
         """Ask for a folder and add it as an artifact."""
         chosen = QFileDialog.getExistingDirectory(self._parent, "Artifact folder")
         if chosen:
-            self._context.bridge.run(
-                lambda core, report: core.artifacts.add(Path(chosen)),
+            self._context.bridge.do(
+                artifacts.AddArtifact(folder=Path(chosen)),
                 success=lambda found: self._banner.show_message(
                     "good", f"Added {found.label}", chosen
                 ),
@@ -156,8 +155,8 @@ class ArtifactActions:
     def copy_command(self, artifact: ArtifactSnapshot, command: ServeCommand) -> None:
         """Copy a command, and write the Modelfile that it names."""
         copy_to_clipboard(command.command)
-        self._context.bridge.run(
-            lambda core, report: core.artifacts.write_modelfile(artifact.label, command),
+        self._context.bridge.do(
+            artifacts.WriteModelfile(name=artifact.label, command=command),
             success=lambda path: self._banner.show_message(
                 "good",
                 f"Copied the command for {command.title}",

@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
 
 from app.artifact import ArtifactSnapshot
 from app.artifacts.serving import ServeCommand
+from app.core.artifacts import ListArtifacts, ListServeCommands, ReadCard
 from app.errors import RacklessError
 from app.gui.artifacts.artifact_actions import ArtifactActions
 from app.gui.artifacts.artifact_details import ArtifactDetails
@@ -80,9 +81,7 @@ class ArtifactsPage(QWidget):
 
     def refresh(self) -> None:
         """Reload all artifacts and the state of their copies on this PC."""
-        self._context.bridge.run(
-            lambda core, report: core.artifacts.all(), self._show, failure=self.banner.show_error
-        )
+        self._context.bridge.do(ListArtifacts(), self._show, failure=self.banner.show_error)
 
     # ------------------------------------------------------------ layout
 
@@ -207,8 +206,8 @@ class ArtifactsPage(QWidget):
             widget.setVisible(bool(rows))
         # This also runs after every reload; the card of an unchanged artifact is not read again.
         if artifact is not None and self.details.show_artifact(artifact):
-            self._context.bridge.run(
-                lambda core, report: core.artifacts.card(artifact.label),
+            self._context.bridge.do(
+                ReadCard(name=artifact.label),
                 partial(self._show_card, artifact.label),
                 # A card that cannot be read is like none: the other tabs still have their data.
                 failure=lambda error: self._show_card(artifact.label, ""),
@@ -238,8 +237,8 @@ class ArtifactsPage(QWidget):
             self.artifact_actions.open_folder(folder)
 
     def _load_commands(self, artifact: ArtifactSnapshot) -> None:
-        self._context.bridge.run(
-            lambda core, report: core.artifacts.serve_commands(artifact.label),
+        self._context.bridge.do(
+            ListServeCommands(name=artifact.label),
             partial(self._show_commands, artifact.label),
             failure=partial(self._show_no_commands, artifact.label),
         )

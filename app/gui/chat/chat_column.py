@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
+from agents.contract.messages import Progress
 from agents.contract.requests.chats import ChatAnswer
 from app.conversation import Loaded, Subject, describe_answer
-from app.core.api import CoreApi
+from app.core.action import CoreApi
+from app.core.chats import AnswerPiece, AskModel, OpenChat, StopAnswer, UnloadModel
 from app.errors import RacklessError, UserError, describe_error
 from app.flows.chat import ChatSettings, Choice, make_turn, on_node
 from app.gui.chat.transcript import Transcript
@@ -21,6 +24,14 @@ from app.gui.session.context import Context
 
 ANY_NODE = "Any node"
 Answers = tuple[ChatAnswer | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Event: the next prompt is asked."""
+
+    prompt: str
+    is_alone: bool
 
 
 class ChatColumn(QWidget):
@@ -101,10 +112,10 @@ class ChatColumn(QWidget):
         subject, loaded = self._subject(), self._loaded
 
         async def work(core: CoreApi, report: Report) -> Answers:
-            held = loaded or await core.chats.open(
-                subject, progress=lambda text: report(("note", text))
-            )
-            report(("loaded", held))
+            held = loaded
+            if held is None:
+                held = await core.do(OpenChat(subject=subject), report)
+            report(held)
             # One entry per prompt, also for those that failed, so that columns stay aligned.
             found: list[ChatAnswer | None] = []
             for place, prompt in enumerate(prompts):
@@ -114,7 +125,7 @@ class ChatColumn(QWidget):
                     found.append(None)
                     continue
                 if place:
-                    report(("asked", (prompt, alone)))
+                    report(_Asked(prompt, alone))
                 turn = make_turn(settings, said, prompt)
                 found.append(await _answer(core, held.key, turn, report))
             return tuple(found)
@@ -138,7 +149,7 @@ class ChatColumn(QWidget):
             self._end("Stopped.")
             return
         key = self._loaded.key
-        self._context.bridge.run(lambda core, report: core.chats.stop(key))
+        self._context.bridge.do(StopAnswer(key=key))
 
     def forget(self) -> None:
         """Start a new conversation with the same model."""
@@ -151,7 +162,7 @@ class ChatColumn(QWidget):
             self._op = None
         if self._loaded is not None:
             key = self._loaded.key
-            self._context.bridge.run(lambda core, report: core.chats.close(key))
+            self._context.bridge.do(UnloadModel(key=key))
             self._loaded = None
 
     def _lay_out(self) -> None:
@@ -181,22 +192,21 @@ class ChatColumn(QWidget):
         if was_busy:
             self._end("")
 
-    def _hear(self, told: tuple[str, Any]) -> None:
-        kind, value = told
-        if kind == "note":
-            self._state.setText(str(value))
-        elif kind == "loaded":
-            self._loaded = value
-            self._state.setText(_describe_place(value))
-        elif kind == "asked":
-            prompt, is_alone = value
-            self.transcript.ask(prompt, is_alone=is_alone)
-        elif kind == "piece":
-            self.transcript.append_piece(value)
-        elif kind == "answer":
-            self.transcript.finish(value.text, describe_answer(value))
-        elif kind == "problem":
-            self.transcript.finish(problem=value)
+    def _hear(self, event: object) -> None:
+        match event:
+            case Progress(message=text):
+                self._state.setText(text)
+            case Loaded():
+                self._loaded = event
+                self._state.setText(_describe_place(event))
+            case _Asked():
+                self.transcript.ask(event.prompt, is_alone=event.is_alone)
+            case AnswerPiece():
+                self.transcript.append_piece(event.text)
+            case ChatAnswer():
+                self.transcript.finish(event.text, describe_answer(event))
+            case UserError():
+                self.transcript.finish(problem=describe_error(event))
 
     def _finish(self, found: Answers) -> None:
         # Before `_end`, whose `changed` makes the window save the answers of all columns.
@@ -226,14 +236,9 @@ async def _answer(core: CoreApi, key: int, turn: Any, report: Report) -> ChatAns
     """Return the answer to one turn; None: it failed, and the error was reported."""
     # An error of one prompt stays here, so that the next one is still asked.
     try:
-        found = await core.chats.ask(
-            key,
-            turn,
-            progress=lambda text: report(("note", text)),
-            piece=lambda text: report(("piece", text)),
-        )
+        found = await core.do(AskModel(key=key, turn=turn), report)
     except UserError as error:
-        report(("problem", describe_error(error)))
+        report(error)
         return None
-    report(("answer", found))
+    report(found)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,10 @@ from PySide6.QtWidgets import (
 
 from app.artifact import ArtifactSnapshot
 from app.conversation import AnswerComparison, Compared, Project, Subject
-from app.core.api import CoreApi
+from app.core import chats
+from app.core.action import CoreApi
+from app.core.artifacts import GetArtifact, ListArtifacts
+from app.core.runs import FindCheckpoints
 from app.errors import RacklessError, UserError
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.flows.chat import (
@@ -179,11 +181,11 @@ class ChatDialog(QDialog):
         made: tuple[ArtifactSnapshot, ...] = ()
         what = self._run.run_id if self._run else self._wanted.what if self._wanted else ""
         if self._run is not None:
-            steps = await core.runs.checkpoints(self._run.run_id)
-            made = await core.artifacts.all(self._run.run_id)
+            steps = await core.do(FindCheckpoints(run_id=self._run.run_id))
+            made = await core.do(ListArtifacts(run_id=self._run.run_id))
         elif self._wanted is not None:
-            made = (await core.artifacts.get(self._wanted.what),)
-        return steps, made, find_project(core, what)
+            made = (await core.do(GetArtifact(name=self._wanted.what)),)
+        return steps, made, await find_project(core, what)
 
     def _show_found(self, found: Found) -> None:
         self._is_looking = False
@@ -239,8 +241,8 @@ class ChatDialog(QDialog):
         kept = AnswerComparison(
             time_s=now_s, prompts=prompts, models=models, system=self.how.settings().system.strip()
         )
-        self._context.bridge.run(
-            lambda core, report: _do(core.chats.save_comparison, project, kept),
+        self._context.bridge.do(
+            chats.SaveComparison(project=project, found=kept),
             lambda result: self._refresh_project(),
             self.banner.show_error,
         )
@@ -248,16 +250,14 @@ class ChatDialog(QDialog):
     def _keep_prompts(self, prompts: tuple[str, ...]) -> None:
         project = self._project
         if project is not None:
-            self._context.bridge.run(
-                lambda core, report: _do(core.chats.save_prompts, project, prompts),
-                failure=self.banner.show_error,
-            )
+            save = chats.SavePrompts(project=project, prompts=prompts)
+            self._context.bridge.do(save, failure=self.banner.show_error)
 
     def _write(self, found: AnswerComparison, path: str) -> None:
         project = self._project
         assert project is not None, "only a project has answers"
-        self._context.bridge.run(
-            lambda core, report: _do(core.chats.write_comparison, project, found, Path(path)),
+        self._context.bridge.do(
+            chats.WriteComparison(project=project, found=found, path=Path(path)),
             lambda result: self.banner.show_message("good", "Answers saved", path),
             self.banner.show_error,
         )
@@ -302,22 +302,18 @@ class ChatDialog(QDialog):
             column.unload()
 
 
-def find_project(core: CoreApi, what: str) -> Project | None:
+async def find_project(core: CoreApi, what: str) -> Project | None:
     """Return the project (base model and data) of a run or an artifact; None: unknown."""
     try:
-        return core.chats.project_of(what)
+        return await core.do(chats.FindProject(what=what))
     except UserError:
         return None
 
 
 async def read_project(core: CoreApi, project: Project) -> Kept:
     """Return a project's test prompts and its saved comparisons."""
-    return core.chats.prompts(project), core.chats.comparisons(project)
-
-
-async def _do(deed: Callable[..., None], *given: object) -> None:
-    """Call a quick function on the core's thread."""
-    deed(*given)
+    prompts = await core.do(chats.ReadPrompts(project=project))
+    return prompts, await core.do(chats.ListComparisons(project=project))
 
 
 def open_chat(

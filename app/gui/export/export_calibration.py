@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.core.artifacts import CheckCalibration
 from app.errors import RacklessError, describe_error
 from app.gui.kit.primitives import Button, make_label
 from app.gui.session.bridge import Op
@@ -105,8 +106,8 @@ class CalibrationPage(QWidget):
             self.problem = "Choose a data file." if self.file.isChecked() else ""
             self.edited.emit()
             return
-        self._op = self._context.bridge.run(
-            lambda core, report: core.artifacts.check_calibration(Path(path)),
+        self._op = self._context.bridge.do(
+            CheckCalibration(path=Path(path)),
             self._show,
             self._fail,
         )

@@ -18,7 +18,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.api import CoreApi
+from app.core.action import CoreApi
+from app.core.artifacts import CheckExportFolders, PlanExport
 from app.errors import RacklessError, describe_error
 from app.flows.export import ExportAnswers, PlaceRow, join_places, list_jobs
 from app.gui.export.export_calibration import WAIT_MS
@@ -110,7 +111,7 @@ class PlacesPage(QWidget):
         async def plan(core: CoreApi, report: Report) -> list[ExportPlan]:
             # Without a node, so that every node is estimated and not the chosen one alone.
             jobs = list_jobs(run_id, replace(answers, node="", calibration=""))
-            return [await core.artifacts.plan_export(job.request) for job in jobs]
+            return [await core.do(PlanExport(request=job.request)) for job in jobs]
 
         self._ask("nodes", self._context.bridge.run(plan, self._show_plans, self._fail))
         self.look_at_folder(answers)
@@ -121,10 +122,8 @@ class PlacesPage(QWidget):
         folders = [Path(job.folder) for job in list_jobs(self._run_id, answers)]
         self._ask(
             "folder",
-            self._context.bridge.run(
-                lambda core, report: core.artifacts.check_export_folders(
-                    folders if answers.folder else []
-                ),
+            self._context.bridge.do(
+                CheckExportFolders(folders=folders if answers.folder else []),
                 lambda result: self._show_folder_problem(""),
                 lambda error: self._show_folder_problem(describe_error(error)),
             ),

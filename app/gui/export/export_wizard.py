@@ -20,7 +20,9 @@ from PySide6.QtWidgets import (
 from agents.contract.formats import EXPORTS
 from app.artifacts.exports.request import ExportRequest
 from app.conversation import Subject
-from app.core.api import CoreApi
+from app.core.action import CoreApi
+from app.core.artifacts import PlanExport
+from app.core.runs import FindCheckpoints
 from app.errors import RacklessError, describe_error
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.flows.export import (
@@ -84,8 +86,8 @@ class ExportWizard(QDialog):
         self._tick = QTimer(self, interval=TICK_MS)
         self._tick.timeout.connect(self._count_time)
         self._ops = [
-            context.bridge.run(
-                lambda core, report: core.runs.checkpoints(run.run_id),
+            context.bridge.do(
+                FindCheckpoints(run_id=run.run_id),
                 self._show_checkpoints,
                 self._fail_checkpoints,
             ),
@@ -310,4 +312,4 @@ async def estimate_formats(core: CoreApi, report: Report, run_id: str) -> None:
     for to in EXPORTS:
         for group in group_targets(to, [target for target, _ in offer_targets(to)]):
             request = ExportRequest(run_id=run_id, to=to, types=split_targets(group)[1])
-            report((group, await core.artifacts.plan_export(request)))
+            report((group, await core.do(PlanExport(request=request))))

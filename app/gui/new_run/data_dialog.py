@@ -6,6 +6,8 @@ from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
 from agents.contract.data import DataPreview
 from agents.contract.spec import RunSpec
+from app.core.library import PreviewData
+from app.core.runs import ListCaveats
 from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import Button, make_label
@@ -52,8 +54,8 @@ class DataDialog(QDialog):
         self.finished.connect(lambda result: self._give_up())
         self._look(whole=False)
         if planned is not None:
-            context.bridge.run(
-                lambda core, report: core.runs.list_caveats(planned),
+            context.bridge.do(
+                ListCaveats(spec=planned),
                 self.view.show_caveats,
                 self.banner.show_error,
             )
@@ -62,8 +64,8 @@ class DataDialog(QDialog):
         self.count_all.setEnabled(False)
         what = "Reading all rows" if whole else "Reading the first rows"
         self.banner.show_message("busy", what)
-        self._op = self._context.bridge.run(
-            lambda core, report: core.library.preview(self._spec, whole=whole, progress=report),
+        self._op = self._context.bridge.do(
+            PreviewData(spec=self._spec, whole=whole),
             success=self._show,
             failure=self._fail,
             progress=lambda text: self.banner.show_message("busy", what, str(text)),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, QTimer
 
 from agents.contract.spec import RunSpec
+from app.core.runs import PlanRun
 from app.errors import RacklessError, UserError
 from app.gui.new_run.plan_view import PlanView
 from app.gui.session.bridge import Bridge
@@ -57,9 +58,9 @@ class LivePlan(QObject):
         if spec is None or self._asked is not None or (ask_remote and spec == self._answered):
             return
         self._asked = spec, ask_remote
-        self._bridge.run(
+        self._bridge.do(
             # The form itself marks data that is missing, and may still lack any.
-            lambda core, report: core.runs.plan(spec, ask_remote=ask_remote, check_data=False),
+            PlanRun(spec=spec, ask_remote=ask_remote, check_data=False),
             self._take,
             self._fail,
         )

@@ -20,7 +20,8 @@ from PySide6.QtWidgets import (
 )
 
 from agents.contract.spec import RunSpec
-from app.core.api import CoreApi, RecipeRow
+from app.core.library import DeleteRecipe, ListRecipes, ReadRunFile
+from app.core.runs import StartRun
 from app.errors import RacklessError
 from app.events import RunSnapshot
 from app.flows.new_run import RunReview, name_paths, plan_spec, preview_spec, review, take_advice
@@ -46,18 +47,6 @@ from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.gui.session.path_checker import PathChecker
 from app.text import capitalize, free_name
-
-
-async def read_file(core: CoreApi, path: Path) -> RunSpec:
-    return core.library.read_run_file(path)
-
-
-async def read_recipes(core: CoreApi) -> Sequence[RecipeRow]:
-    return core.library.recipes()
-
-
-async def drop_recipe(core: CoreApi, name: str) -> RecipeRow:
-    return core.library.delete_recipe(name)
 
 
 def confirm_delete_recipe(parent: QWidget, theme: Theme) -> bool:
@@ -159,11 +148,7 @@ class NewRunDialog(QDialog):
         self.form.start_from.chosen.connect(self._take_recipe)
         self.form.start_from.delete_asked.connect(self._delete_recipe)
         self.outlook.plan.advised.connect(self._take_advice)
-        context.bridge.run(
-            lambda core, report: read_recipes(core),
-            self.form.start_from.add_recipes,
-            self.banner.show_error,
-        )
+        context.bridge.do(ListRecipes(), self.form.start_from.add_recipes, self.banner.show_error)
         self.form.begin()
 
     # ------------------------------------------------------------ answers
@@ -175,8 +160,8 @@ class NewRunDialog(QDialog):
         """Fill in the form from a run file."""
         # if the file cannot be read, the form is unchanged and its draft is kept
         self._given = self.answers()
-        self._context.bridge.run(
-            lambda core, report: read_file(core, path),
+        self._context.bridge.do(
+            ReadRunFile(path=path),
             partial(self._take_file, path),
             self.banner.show_error,
         )
@@ -222,8 +207,8 @@ class NewRunDialog(QDialog):
 
     def _delete_recipe(self, name: str) -> None:
         if confirm_delete_recipe(self, self._context.theme):
-            self._context.bridge.run(
-                lambda core, report: drop_recipe(core, name),
+            self._context.bridge.do(
+                DeleteRecipe(name=name),
                 lambda recipe: self.form.start_from.drop(recipe.name),
                 self.banner.show_error,
             )
@@ -319,8 +304,8 @@ class NewRunDialog(QDialog):
         # A second click would launch a second run; failure and cancel enable the button again.
         self.start.setEnabled(False)
         self._show_start("Copying what the nodes do not have yet.")
-        self._op = self._context.bridge.run(
-            lambda core, report: core.runs.start(spec, progress=report),
+        self._op = self._context.bridge.do(
+            StartRun(spec=spec),
             success=self._started,
             failure=self._failed,
             progress=lambda line: self._show_start(capitalize(str(line))),

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
 )
 
 from agents.contract.spec import RunSpec
-from app.core.api import CoreApi, RecipeRow
+from app.core.library import FormatRunFile, SaveRecipe, WriteRunFile
 from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.kit.inputs import TextBox
@@ -28,22 +28,10 @@ from app.gui.kit.primitives import (
     make_separator,
 )
 from app.gui.session.context import Context
+from app.library.recipes import Recipe
 from app.text import file_name
 
 RUN_FILES = "Run files (*.yaml *.yml);;All files (*)"
-
-
-async def format_spec(core: CoreApi, spec: RunSpec) -> str:
-    return core.library.run_file_text(spec)
-
-
-async def write_file(core: CoreApi, spec: RunSpec, path: Path) -> Path:
-    core.library.write_run_file(spec, path)
-    return path
-
-
-async def keep_recipe(core: CoreApi, title: str, spec: RunSpec) -> RecipeRow:
-    return core.library.save_recipe(title, spec)
 
 
 def describe_start(path: str) -> str:
@@ -59,7 +47,7 @@ class RunFileDialog(QDialog):
     """Shows the run file of one spec."""
 
     recipe_saved = Signal(object)
-    """The new RecipeRow."""
+    """The new Recipe."""
 
     def __init__(self, context: Context, parent: QWidget, spec: RunSpec) -> None:
         super().__init__(parent)
@@ -109,9 +97,7 @@ class RunFileDialog(QDialog):
         column.addLayout(row)
         column.addWidget(self.banner)
         column.addLayout(self._make_foot())
-        context.bridge.run(
-            lambda core, report: format_spec(core, spec), self.text.setPlainText, self._fail
-        )
+        context.bridge.do(FormatRunFile(spec=spec), self.text.setPlainText, self._fail)
 
     def _make_foot(self) -> QHBoxLayout:
         theme = self._context.theme
@@ -129,9 +115,8 @@ class RunFileDialog(QDialog):
 
     def save_file(self, path: Path) -> None:
         """Write the run file."""
-        self._context.bridge.run(
-            lambda core, report: write_file(core, self._spec, path), self._show_saved, self._fail
-        )
+        write = WriteRunFile(spec=self._spec, path=path)
+        self._context.bridge.do(write, self._show_saved, self._fail)
 
     def _show_saved(self, path: Path) -> None:
         self.command.setText(describe_start(str(path)))
@@ -145,11 +130,10 @@ class RunFileDialog(QDialog):
 
     def _keep(self) -> None:
         title = self.title.text().strip()
-        self._context.bridge.run(
-            lambda core, report: keep_recipe(core, title, self._spec), self._show_kept, self._fail
-        )
+        save = SaveRecipe(title=title, spec=self._spec)
+        self._context.bridge.do(save, self._show_kept, self._fail)
 
-    def _show_kept(self, recipe: RecipeRow) -> None:
+    def _show_kept(self, recipe: Recipe) -> None:
         self.title.clear()
         self.recipe_saved.emit(recipe)
         self.banner.show_message(

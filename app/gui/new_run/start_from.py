@@ -9,10 +9,10 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from agents.contract.spec import DataSpec, RunSpec
-from app.core.api import RecipeRow
 from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import IconButton, make_label
 from app.gui.kit.theme import Theme
+from app.library.recipes import Recipe
 
 
 class _Choice(NamedTuple):
@@ -56,7 +56,7 @@ class StartFrom(QWidget):
         # A spec needs a model and data; these placeholders are never used (see `chosen`).
         self.add("Default settings", _USUAL, RunSpec(model="-", data=DataSpec(train="-")))
 
-    def add_recipes(self, recipes: Sequence[RecipeRow]) -> None:
+    def add_recipes(self, recipes: Sequence[Recipe]) -> None:
         for recipe in recipes:
             # Built-in recipes cannot be deleted.
             own = recipe.name if recipe.is_own else ""

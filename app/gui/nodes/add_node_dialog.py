@@ -15,7 +15,9 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QStackedLayout, QVBoxLayout, QWidget
 
-from app.core.api import CoreApi
+from app.core.action import CoreApi
+from app.core.new_nodes import AddNode, CopyKey, ResolveHost
+from app.core.nodes import ListDistros
 from app.errors import HostKeyChanged, HostKeyUnknown, LoginRefused, RacklessError, RunsPrograms
 from app.events import NodeSnapshot
 from app.gui.kit.banner import Banner
@@ -65,13 +67,17 @@ async def add_node(
     address, fingerprint = request.address, request.fingerprint
     if isinstance(address, SshTarget):
         key = Path(request.key) if request.key else None
-        address = (await core.nodes.resolve(request.target, key, request.agreed)).address
+        address = (
+            await core.do(ResolveHost(target=request.target, key=key, agreed=request.agreed))
+        ).address
         if request.password:
-            copied = await core.nodes.copy_key(address, request.password, fingerprint)
+            copied = await core.do(
+                CopyKey(address=address, password=request.password, accept_host_key=fingerprint)
+            )
             report(copied)
             # The fingerprint is stored by now, and says nothing about the next host on the way.
             address, fingerprint = copied.address, None
-    return await core.nodes.add(request.name, address, fingerprint)
+    return await core.do(AddNode(name=request.name, address=address, accept_host_key=fingerprint))
 
 
 class AddNodeDialog(QDialog):
@@ -129,9 +135,7 @@ class AddNodeDialog(QDialog):
         # Deferred by one turn: the layout has its new height only after this event.
         for page in (self.found, self.several):
             page.changed.connect(lambda: QTimer.singleShot(0, self, self._fit))
-        context.bridge.run(
-            lambda core, report: core.nodes.wsl_distros(), self._show_distros, lambda error: None
-        )
+        context.bridge.do(ListDistros(), self._show_distros, lambda error: None)
         self.finished.connect(lambda code: self._op.cancel() if self._op else None)
         self._ask_again()
         self.form.target.setFocus()  # most people come to type one

@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
+from app.core.new_nodes import DiscoverPcs
 from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import Button, make_label
@@ -90,9 +91,7 @@ class FoundPcs(QWidget):
         """Look for PCs now; takes about three seconds."""
         self.again.setEnabled(False)
         self.banner.show_message("busy", "Looking for PCs")
-        self._context.bridge.run(
-            lambda core, report: core.nodes.discover(), self._show, self._show_failure
-        )
+        self._context.bridge.do(DiscoverPcs(), self._show, self._show_failure)
 
     def _show(self, found: tuple[Candidate, ...]) -> None:
         self.again.setEnabled(True)

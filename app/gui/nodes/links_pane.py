@@ -7,7 +7,7 @@ from functools import partial
 
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from app.core.api import CoreApi
+from app.core.nodes import ListLinks
 from app.events import LinkSnapshot
 from app.flows.links import LinkRow, make_matrix, summarise
 from app.gui.kit.primitives import Button, make_label
@@ -17,11 +17,6 @@ from app.gui.tables.view import TableView
 from app.telemetry.state import Status
 
 NAME_PX, CELL_PX = 128, 176
-
-
-async def load_links(core: CoreApi) -> tuple[LinkSnapshot, ...]:
-    """Return the links measured by the last checks."""
-    return core.nodes.links()
 
 
 class LinksPane(QWidget):
@@ -58,7 +53,7 @@ class LinksPane(QWidget):
 
     def reload(self) -> None:
         """Reload the measured links."""
-        self._context.bridge.run(lambda core, report: load_links(core), self._take)
+        self._context.bridge.do(ListLinks(), self._take)
 
     def _take(self, links: tuple[LinkSnapshot, ...]) -> None:
         self._links, self._are_known = links, True

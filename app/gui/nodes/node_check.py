@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
+from app.core.nodes import CheckNodes, RowChecked
 from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.repairs.check_results import CheckResults
@@ -47,22 +47,19 @@ class NodeCheck:
         self._op = run_in_banner(
             self._context.bridge,
             self._banner,
-            lambda core, report: core.nodes.check(names, report, report),
+            CheckNodes(names=names),
             partial(self._show, success),
             title=title,
             hint="Versions, clocks, every connection, and a small all-reduce.",
             cancelled="The results so far still show.",
             stopped=partial(self._results.end_early, is_cancelled=True),
             failed=self._fail,
-            read=self._take_report,
+            heard=self._take_event,
         )
 
-    def _take_report(self, report: Any) -> str:
-        """Show a row of the check; return a sentence about its progress."""
-        if isinstance(report, str):
-            return report
-        self._results.add_row(report)
-        return ""
+    def _take_event(self, event: object) -> None:
+        if isinstance(event, RowChecked):
+            self._results.add_row(event.row)
 
     def _show(self, success: Callable[[Rows], None], rows: Rows) -> None:
         self._banner.hide()

@@ -8,6 +8,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from agents.contract.node import EnvironmentReport
+from app.core.new_nodes import TakeBackKey
 from app.events import NodeSnapshot
 from app.flows.add_node import describe_found, warn_of_lost_key
 from app.gui.kit.banner import Banner
@@ -99,8 +100,8 @@ class NodeFound(QWidget):
             is_dangerous=True,
         ):
             return
-        self._context.bridge.run(
-            lambda core, report: core.nodes.take_back_key(self._name),
+        self._context.bridge.do(
+            TakeBackKey(name=self._name),
             self._show_taken_back,
             self.banner.show_error,
         )

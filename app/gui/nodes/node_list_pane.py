@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
 
+from app.core.new_nodes import AddNodeList
 from app.errors import RacklessError
 from app.flows.node_list import LIST_FORM, NodeOutcome, parse_node_list, summarise_outcomes
 from app.gui.kit.banner import Banner
@@ -146,8 +147,8 @@ class NodeListPane(QWidget):
         accepted = dict(self._accepted)
         self._set_busy(True)
         self.banner.show_message("busy", "Connecting to the PCs")
-        self._op = self._context.bridge.run(
-            lambda core, report: core.nodes.add_list(lines, accepted, passwords=passwords),
+        self._op = self._context.bridge.do(
+            AddNodeList(lines=lines, accepted=accepted, passwords=passwords or {}),
             lambda found: self._show(dict(zip(places, found, strict=True))),
             self._show_failure,
         )

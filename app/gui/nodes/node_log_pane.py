@@ -6,11 +6,13 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout
 
 from agents.contract.node import LogTail
+from app.core.nodes import ReadNodeLogs
 from app.errors import RacklessError
 from app.flows.node_logs import join_tails, summarise
 from app.gui.kit.primitives import Button, make_label, make_panel
 from app.gui.logs.log_view import LogView
 from app.gui.repairs.node_pane import NodePane
+from app.gui.session.bridge import work_of
 from app.gui.session.context import Context
 
 
@@ -57,7 +59,7 @@ class NodeLogPane(NodePane):
             f"Reading from {name}\u2026" if name else "Select a node to read its logs."
         )
         if name:
-            self.read(lambda core, report: core.nodes.logs(name), self._take, self._fail)
+            self.read(work_of(ReadNodeLogs(name=name)), self._take, self._fail)
         else:
             self.stop_reading()
 

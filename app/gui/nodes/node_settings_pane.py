@@ -7,7 +7,7 @@ from functools import partial
 
 from PySide6.QtWidgets import QVBoxLayout
 
-from app.core.api import CoreApi
+from app.core.action import CoreApi
 from app.errors import RacklessError
 from app.gui.forms.setting_row import SettingRow
 from app.gui.kit.banner import Banner

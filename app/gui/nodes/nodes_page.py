@@ -13,7 +13,7 @@ from PySide6.QtWidgets import (
 )
 
 from agents.contract.node import Calibration, EnvironmentReport
-from app.core.api import CoreApi
+from app.core.nodes import CalibrateNode, ListCalibrations, RefreshNode, RemoveNode, WakeNode
 from app.events import NodeSnapshot
 from app.flows.new_run import LOOKING_FOR_NODES
 from app.gui.kit.actions import Actions
@@ -47,11 +47,6 @@ from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
 from app.presentation.environment_text import describe_environment, describe_trial
 from app.presentation.plan_text import describe_calibration
-
-
-async def load_calibrations(core: CoreApi, name: str) -> dict[str, Calibration]:
-    """Return the measurements of a node's GPUs, by UUID."""
-    return core.nodes.calibrations(name)
 
 
 class NodesPage(QWidget):
@@ -123,8 +118,8 @@ class NodesPage(QWidget):
             self._refresh_node(node.name)
 
     def _refresh_node(self, name: str) -> None:
-        self._context.bridge.run(
-            lambda core, report: core.nodes.refresh(name),
+        self._context.bridge.do(
+            RefreshNode(name=name),
             failure=lambda error: None,  # its state already shows the problem
         )
 
@@ -227,7 +222,7 @@ class NodesPage(QWidget):
         run_in_banner(
             self._context.bridge,
             self.banner,
-            lambda core, report: core.nodes.calibrate(node.name, report),
+            CalibrateNode(name=node.name),
             lambda found: self._show_measured(node.name, found),
             title=f"Measuring {node.name}",
             hint="About 20 seconds for each GPU.",
@@ -242,7 +237,7 @@ class NodesPage(QWidget):
         run_in_banner(
             self._context.bridge,
             self.banner,
-            lambda core, report: core.nodes.wake(node.name, report),
+            WakeNode(name=node.name),
             lambda found: self.banner.show_message("good", f"{node.name} answers"),
             title=f"Waking {node.name}",
             hint="It is sent packets until it answers, for three minutes at most.",
@@ -256,10 +251,8 @@ class NodesPage(QWidget):
         self.banner.show_message("good", f"Measured {name}; new plans use it", figures)
 
     def _load_measured(self, name: str) -> None:
-        self._context.bridge.run(
-            lambda core, report: load_calibrations(core, name),
-            partial(self.details.show_measured, name),
-        )
+        show = partial(self.details.show_measured, name)
+        self._context.bridge.do(ListCalibrations(name=name), show)
 
     def _ask_remove(self) -> None:
         node = self.table.selected()
@@ -273,7 +266,7 @@ class NodesPage(QWidget):
             is_dangerous=True,
         ):
             return
-        self._context.bridge.run(
-            lambda core, report: core.nodes.remove(node.name),
+        self._context.bridge.do(
+            RemoveNode(name=node.name),
             failure=partial(show_error_while, self._context, self.banner),
         )

@@ -9,11 +9,13 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout
 
 from app.artifacts.node_storage import FreedStorage
 from app.artifacts.storage_rules import NodeStorage, StoredItem, choose, describe_storage
+from app.core.storage import FreeStorage, ReadStorage
 from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
 from app.gui.kit.primitives import Button, make_label
 from app.gui.repairs.node_pane import ChangingPane
+from app.gui.session.bridge import work_of
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import Column, RowsModel
 from app.gui.tables.view import TableView
@@ -71,7 +73,7 @@ class StoragePane(ChangingPane):
             f"Reading from {name}\u2026" if name else "Select a node to see its disk."
         )
         if name:
-            self.read(lambda core, report: core.storage.look(name), self._take, self._fail)
+            self.read(work_of(ReadStorage(node=name)), self._take, self._fail)
         else:
             self.stop_reading()
         self.show_work()
@@ -158,7 +160,7 @@ class StoragePane(ChangingPane):
         name, names = self._shown, [item.name for item in items]
         self.change(
             f"Deleting on {name}",
-            lambda core, report: core.storage.free(name, names, report),
+            FreeStorage(node=name, names=names),
             show_freed,
             at_close=f"Deleting on {name} stops after the present item. Items not reached stay.",
         )

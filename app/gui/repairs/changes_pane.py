@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout
 
 from agents.contract.repair import Change, ChangeList
+from app.core.repairs import ReadChanges, UndoChanges
 from app.errors import RacklessError
 from app.flows.repair import (
     can_undo,
@@ -26,6 +27,7 @@ from app.gui.kit.inputs import TextBox
 from app.gui.kit.primitives import Button, make_label
 from app.gui.repairs.node_pane import ChangingPane
 from app.gui.repairs.sudo_password import SudoPassword
+from app.gui.session.bridge import work_of
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import Column, RowsModel
 from app.gui.tables.view import TableView
@@ -70,7 +72,7 @@ class ChangesPane(ChangingPane):
             f"Reading from {name}\u2026" if name else "Select a node to see its changes."
         )
         if name:
-            self.read(lambda core, report: core.repairs.changes(name), self._take_named, self._fail)
+            self.read(work_of(ReadChanges(node=name)), self._take_named, self._fail)
         else:
             self.stop_reading()
         self.show_work()
@@ -174,7 +176,7 @@ class ChangesPane(ChangingPane):
         name, password = self._shown, self.password.take()
         self.change(
             f"Undoing on {name}",
-            lambda core, report: core.repairs.undo(name, numbers, password, report),
+            UndoChanges(node=name, numbers=numbers, password=password),
             partial(show_undone, name),
             at_close=f"Undoing on {name} goes on there; its Changes tab says later what came of "
             "it.",

@@ -14,6 +14,7 @@ from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QWidget
 
+from app.core.action import Action
 from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.session.bridge import Op, Work
@@ -105,20 +106,20 @@ class ChangingPane(NodePane):
         return self._reading is None and self._shown not in self._works
 
     def change(
-        self, title: str, work: Work[T], tell: Callable[[T, Banner], None], *, at_close: str
+        self, title: str, action: Action[T], tell: Callable[[T, Banner], None], *, at_close: str
     ) -> None:
         """Change the node that is shown, whatever is looked at meanwhile.
 
         Args:
-            title: name of the work, in the progressive form.
-            work: reports lines of text for people.
-            tell: shows the result in a banner, of this tab or of a page.
-            at_close: what closing the window does to the work.
+            title: name of the action, in the progressive form.
+            action: changes the node; its progress is shown.
+            tell: shows the answer in a banner, of this tab or of a page.
+            at_close: what closing the window does to the action.
         """
         name = self._shown
         self._report(name, title, "")
-        self._context.bridge.run(
-            work,
+        self._context.bridge.do(
+            action,
             lambda result: self._end_change(name, partial(tell, result)),
             lambda error: self._end_change(name, lambda banner: banner.show_error(error)),
             partial(self._report, name, title),

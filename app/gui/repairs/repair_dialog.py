@@ -8,7 +8,9 @@ from dataclasses import replace
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
-from app.core.api import CoreApi
+from app.core.action import CoreApi, sentences
+from app.core.nodes import ListNodes
+from app.core.repairs import ApplyRepair, ReadChanges, RetestRow, ShowRepair, UndoChanges
 from app.errors import RacklessError
 from app.flows.repair import Offer, describe_notes, waits_for_restart
 from app.flows.repair_stage import RepairStage, Verdict
@@ -26,11 +28,11 @@ from app.text import capitalize, show_foreign
 async def look_at(core: CoreApi, stage: RepairStage) -> RepairStage:
     """Ask the node what a repair would do, and whether it only waits for a restart."""
     offer = stage.offer
-    shown = await core.repairs.preview(offer.node, offer.repair)
+    shown = await core.do(ShowRepair(node=offer.node, repair=offer.repair))
     if not offer.repair.needs_restart:
         return replace(stage, shown=shown)
-    log = await core.repairs.changes(offer.node)
-    facts = {node.name: node.facts for node in core.nodes.all()}[offer.node]
+    log = await core.do(ReadChanges(node=offer.node))
+    facts = {node.name: node.facts for node in await core.do(ListNodes())}[offer.node]
     waits = waits_for_restart(offer.repair, log.changes, facts.started_s if facts else None)
     return replace(stage, shown=shown, waits=waits)
 
@@ -41,7 +43,10 @@ async def apply(
     """Apply a repair as it was shown, then check again what it was for."""
     offer, shown = stage.offer, stage.shown
     assert shown is not None
-    change = await core.repairs.apply(offer.node, offer.repair, shown, password, report)
+    change = await core.do(
+        ApplyRepair(node=offer.node, repair=offer.repair, shown=shown, password=password),
+        sentences(report),
+    )
     if change.problem or change.needs_restart:
         return replace(stage, change=change)
     return replace(stage, change=change, rows=await _check_again(core, stage, names, report))
@@ -53,7 +58,9 @@ async def undo(
     """Take a repair back, then check again what it was for."""
     assert stage.change is not None
     numbers = (stage.change.number,)
-    (change,) = await core.repairs.undo(stage.offer.node, numbers, password, report)
+    (change,) = await core.do(
+        UndoChanges(node=stage.offer.node, numbers=numbers, password=password), sentences(report)
+    )
     return replace(stage, change=change, rows=await _check_again(core, stage, names, report))
 
 
@@ -61,7 +68,7 @@ async def _check_again(
     core: CoreApi, stage: RepairStage, names: Sequence[str], report: Report
 ) -> tuple[CheckRow, ...]:
     report("Checking again")
-    found = [await core.repairs.retest(row, names) for row in stage.offer.rows]
+    found = [await core.do(RetestRow(row=row, names=names)) for row in stage.offer.rows]
     return tuple(row for rows in found for row in rows)
 
 

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.core.nodes import MakeWindowsScript, SaveWindowsScript
 from app.errors import RacklessError
 from app.flows.windows_script import (
     how_to_add,
@@ -87,8 +88,8 @@ class WindowsScriptDialog(QDialog):
         """Write the script as it is shown."""
         script = self._script
         if script is not None:
-            self._context.bridge.run(
-                lambda core, report: core.nodes.save_windows_script(script, file),
+            self._context.bridge.do(
+                SaveWindowsScript(script=script, file=file),
                 lambda saved: self.banner.show_message("good", "Saved", str(saved)),
                 self.banner.show_error,
             )
@@ -119,8 +120,8 @@ class WindowsScriptDialog(QDialog):
         self._enable()
         options = read_options(self.memory.value(), self.at_logon.isChecked())
         self._wanted = name, _ = (self.name.text().strip(), options)
-        self._context.bridge.run(
-            lambda core, report: core.nodes.windows_script(name, options),
+        self._context.bridge.do(
+            MakeWindowsScript(name=name, options=options),
             lambda script: self._show(script, (name, options)),
             self._fail,
         )

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QVBoxLayout, QWidget
 
-from app.core.api import CoreApi
+from app.core.action import CoreApi
+from app.core.runs import ReadSteps
 from app.events import RunSnapshot, StepRecord
 from app.flows.compare import CompareRow, list_differences, list_results
 from app.gui.charts.line import LineSeries, choose_style
@@ -165,7 +166,7 @@ class ComparePage(QWidget):
 
 
 async def _read(core: CoreApi, ids: Sequence[str]) -> dict[str, list[StepRecord]]:
-    return {run_id: core.runs.steps(run_id) for run_id in ids}
+    return {run_id: await core.do(ReadSteps(run_id=run_id)) for run_id in ids}
 
 
 def _columns(runs: Sequence[RunSnapshot]) -> list[Column[CompareRow]]:

@@ -8,7 +8,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from app.core.api import CoreApi
+from app.core.runs import CompareForecast
 from app.gui.kit.primitives import make_label
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import RowsModel
@@ -18,13 +18,6 @@ from app.planning.accuracy.forecast_accuracy import ForecastComparison
 from app.presentation.plan_text import ComparedRow, describe_comparison
 
 _NOTHING = "No forecast: this PC did not know the size of the model when the run was launched."
-
-
-async def load_comparison(core: CoreApi, run_id: str) -> ForecastComparison | None:
-    """Return the forecast of a run compared with its measurements so far, or None without
-    forecast.
-    """
-    return core.runs.forecast_comparison(run_id)
 
 
 class ForecastPane(QWidget):
@@ -71,9 +64,8 @@ class ForecastPane(QWidget):
     def _load(self) -> None:
         run_id = self._run_id
         if run_id:
-            self._context.bridge.run(
-                lambda core, report: load_comparison(core, run_id), partial(self._show, run_id)
-            )
+            show = partial(self._show, run_id)
+            self._context.bridge.do(CompareForecast(run_id=run_id), show)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

@@ -10,7 +10,8 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QCheckBox, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
 from agents.contract.run_layout import rank_log
-from app.core.api import CoreApi
+from app.core.action import CoreApi
+from app.core.runs import FindLogs, SyncRun
 from app.events import LogArrived
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.inputs import ChoiceBox
@@ -26,10 +27,11 @@ _LEVELS = (("All lines", "all"), ("Warnings and errors", "warnings"), ("Errors",
 async def read_log(core: CoreApi, report: Report, run_id: str, rank: int, attempt: int) -> int:
     """Report the blocks of a rank's mirrored log; return the offset of its end."""
     size_bytes = 0
+    files = await core.do(FindLogs(run_id=run_id, rank=rank, attempt=attempt))
 
     def pieces() -> Iterator[bytes]:
         nonlocal size_bytes
-        for file in core.runs.logs(run_id, rank, attempt):
+        for file in files:
             for offset, data in file.pieces():
                 size_bytes = offset + len(data)
                 yield data
@@ -46,9 +48,10 @@ async def read_log(core: CoreApi, report: Report, run_id: str, rank: int, attemp
 
 async def find_ranks(core: CoreApi, run_id: str, attempt: int) -> list[tuple[int, str]]:
     """Return the rank and node of each log of an earlier attempt, fetched if it is not here."""
-    if not core.runs.logs(run_id, None, attempt):
-        await core.runs.sync(run_id)
-    return [(file.rank, file.node) for file in core.runs.logs(run_id, None, attempt)]
+    find = FindLogs(run_id=run_id, attempt=attempt)
+    if not await core.do(find):
+        await core.do(SyncRun(run_id=run_id))
+    return [(file.rank, file.node) for file in await core.do(find)]
 
 
 class LogPane(QWidget):

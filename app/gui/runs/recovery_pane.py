@@ -9,7 +9,7 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
 
-from app.core.api import CoreApi
+from app.core.runs import ListInterruptions
 from app.gui.kit.primitives import make_label, make_scroll_area, make_selectable
 from app.gui.kit.theme import Theme
 from app.gui.session.context import Context
@@ -24,11 +24,6 @@ _NOTHING = (
 MARK_PX = 16
 TITLE_PX = 150
 """Minimum width of the titles of moments, in pixels."""
-
-
-async def load_interruptions(core: CoreApi, run_id: str) -> tuple[Interruption, ...]:
-    """Return the interruptions of a run so far."""
-    return core.runs.interruptions(run_id)
 
 
 class RecoveryPane(QWidget):
@@ -67,8 +62,8 @@ class RecoveryPane(QWidget):
         """Query the interruptions again."""
         run_id = self._run_id
         if run_id:
-            self._context.bridge.run(
-                lambda core, report: load_interruptions(core, run_id),
+            self._context.bridge.do(
+                ListInterruptions(run_id=run_id),
                 partial(self._show, run_id),
                 failure=lambda error: None,  # deleted meanwhile: the page closes
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QCheckBox, QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
+from app.core.runs import FindCheckpoints
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.inputs import NumberBox
@@ -113,8 +114,8 @@ class ResumeDialog(QDialog):
         column.addLayout(make_dialog_buttons(context.theme, self, self.start))
         self.table.chosen.connect(self._review)
         self.verify.toggled.connect(lambda checked: self._review())
-        self._op = context.bridge.run(
-            lambda core, report: core.runs.checkpoints(run.run_id),
+        self._op = context.bridge.do(
+            FindCheckpoints(run_id=run.run_id),
             self._show_checkpoints,
             lambda error: self._note.setText(str(error)),
         )

@@ -8,6 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from app.conversation import Subject
+from app.core.runs import EraseRun, ResumeRun, SaveCheckpoint, StopRun, TakeOverRun, TraceRun
 from app.events import ACTIVE_STATES, RunSnapshot, TraceResult
 from app.gui.chat.chat_dialog import open_chat
 from app.gui.export.export_wizard import ExportWizard
@@ -56,8 +57,8 @@ class RunActions:
     def save(self, run: RunSnapshot) -> None:
         title = f"Saving a checkpoint of {run.name}"
         self._banner.show_message("busy", title, "After the current step; training continues.")
-        self._context.bridge.run(
-            lambda core, report: core.runs.save(run.run_id),
+        self._context.bridge.do(
+            SaveCheckpoint(run_id=run.run_id),
             success=lambda saved: self._show_result(run, run.name, describe_saved(saved)),
             failure=partial(show_run_error, self._context, self._banner, run.run_id),
         )
@@ -71,7 +72,7 @@ class RunActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            lambda core, report: core.runs.trace(run.run_id, TRACED_STEPS),
+            TraceRun(run_id=run.run_id, num_steps=TRACED_STEPS),
             lambda made: self._show_trace(run, made),
             title=f"Profiling {run.name}",
             hint=f"Recording the next {TRACED_STEPS} steps on every rank.",
@@ -102,8 +103,8 @@ class RunActions:
             return
         title = f"Stopping {run.name}"
         self._banner.show_message("busy", title, "Waiting for its checkpoint.")
-        self._context.bridge.run(
-            lambda core, report: core.runs.stop(run.run_id, report),
+        self._context.bridge.do(
+            StopRun(run_id=run.run_id),
             progress=lambda line: self._banner.show_message("busy", title, capitalize(line)),
             success=lambda result: self._show_result(
                 run, f"Stopped {run.name}", "None of its processes is left on any node."
@@ -119,8 +120,8 @@ class RunActions:
         theme = self._context.theme
         if not confirm(self._parent, theme, f"Take over {run.name}?", text, "Take over"):
             return
-        self._context.bridge.run(
-            lambda core, report: core.runs.take_over(run.run_id),
+        self._context.bridge.do(
+            TakeOverRun(run_id=run.run_id),
             success=lambda result: self._show_result(
                 run, f"Took over {run.name}", "This PC resumes it after a loss."
             ),
@@ -136,7 +137,7 @@ class RunActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            lambda core, report: core.runs.resume(run.run_id, step, nodes, verify_steps, report),
+            ResumeRun(run_id=run.run_id, checkpoint=step, nodes=nodes, verify_steps=verify_steps),
             # From here on the run's own state says how the resume goes.
             lambda result: self._banner.hide(),
             title=f"Resuming {run.name}",
@@ -161,8 +162,8 @@ class RunActions:
             is_dangerous=True,
         ):
             return
-        self._context.bridge.run(
-            lambda core, report: core.runs.delete(run.run_id),
+        self._context.bridge.do(
+            EraseRun(run_id=run.run_id),
             failure=partial(show_run_error, self._context, self._banner, run.run_id),
         )
 

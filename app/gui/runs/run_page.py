@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, QWidget
 
 from agents.contract.data import DataPreview
-from app.core.api import CoreApi
+from app.core import runs
+from app.core.action import Action, CoreApi
 from app.events import (
     ACTIVE_STATES,
     CHECKPOINT_KINDS,
@@ -57,23 +58,12 @@ Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None, list[Evalua
 
 async def load_run(core: CoreApi, run_id: str) -> Loaded:
     """Return the steps, events, data preview and evaluations of a run."""
-    events, data = core.runs.events(run_id), core.runs.data_preview(run_id)
-    return core.runs.steps(run_id), events, data, core.runs.evaluations(run_id)
-
-
-async def load_data(core: CoreApi, run_id: str) -> DataPreview | None:
-    """Return the data preview of a run; None until its first rank has read the data."""
-    return core.runs.data_preview(run_id)
-
-
-async def load_evaluations(core: CoreApi, run_id: str) -> list[EvaluationRecord]:
-    """Return the evaluations of a run so far."""
-    return core.runs.evaluations(run_id)
-
-
-async def load_checkpoints(core: CoreApi, run_id: str) -> tuple[CheckpointSnapshot, ...]:
-    """Return the checkpoints of a run on the nodes that respond."""
-    return await core.runs.checkpoints(run_id)
+    return (
+        await core.do(runs.ReadSteps(run_id=run_id)),
+        await core.do(runs.ReadRunEvents(run_id=run_id)),
+        await core.do(runs.ReadDataPreview(run_id=run_id)),
+        await core.do(runs.ReadEvaluations(run_id=run_id)),
+    )
 
 
 def load_ranks(context: Context, run_id: str) -> list[Op]:
@@ -82,8 +72,8 @@ def load_ranks(context: Context, run_id: str) -> list[Op]:
     if run is None or run.state in ACTIVE_STATES:
         return []
     return [
-        context.bridge.run(
-            lambda core, report: core.runs.refresh(run_id),
+        context.bridge.do(
+            runs.RefreshRun(run_id=run_id),
             context.cluster.take_run,
             failure=lambda error: None,  # deleted meanwhile: the page closes
         )
@@ -170,7 +160,7 @@ class RunPage(QWidget):
         self._ops = [
             bridge.run(lambda core, report: load_run(core, run_id), self._fill),
             *load_ranks(self._context, run_id),
-            self._load(load_checkpoints, self._show_checkpoints),
+            self._load(runs.FindCheckpoints(run_id=self.run_id), self._show_checkpoints),
         ]
 
     # ------------------------------------------------------------ layout
@@ -294,26 +284,18 @@ class RunPage(QWidget):
         # The first rank writes the preview before it reports its start, so the data is complete
         # now.
         if event.kind == "started":
-            self._load(load_data, self._show_data)
+            self._load(runs.ReadDataPreview(run_id=self.run_id), self._show_data)
         if event.kind == "evaluated":
-            self._load(load_evaluations, self._show_evaluations)
+            self._load(runs.ReadEvaluations(run_id=self.run_id), self._show_evaluations)
         if event.kind in INTERRUPTION_KINDS:
             self.recovery.refresh()
         if event.kind in CHECKPOINT_KINDS:
-            self._load(load_checkpoints, self._show_checkpoints)
+            self._load(runs.FindCheckpoints(run_id=self.run_id), self._show_checkpoints)
 
-    def _load(
-        self,
-        load: Callable[[CoreApi, str], Coroutine[Any, Any, T]],
-        show: Callable[[str, T], None],
-    ) -> Op:
-        """Ask the core for something of the run; what cannot be reached stays as it is."""
-        run_id = self.run_id
-        return self._context.bridge.run(
-            lambda core, report: load(core, run_id),
-            partial(show, run_id),
-            failure=lambda error: None,
-        )
+    def _load(self, read: Action[T], show: Callable[[str, T], None]) -> Op:
+        """Read something of the run; what cannot be reached stays as it is."""
+        show_here = partial(show, self.run_id)
+        return self._context.bridge.do(read, show_here, failure=lambda error: None)
 
     # Answers of nodes may arrive after the page has moved on to another run.
 
@@ -342,7 +324,7 @@ class RunPage(QWidget):
         run_in_banner(
             self._context.bridge,
             self.banner,
-            lambda core, report: core.runs.checkpoints(run_id, verify=True),
+            runs.FindCheckpoints(run_id=run_id, verify=True),
             partial(self._show_verified, run),
             title=f"Verifying checkpoints of {run.name}",
             hint="Reading every copy in full.",

@@ -7,9 +7,11 @@ from functools import partial
 from typing import TypeVar
 
 from agents.contract.node import EnvironmentReport
+from app.core.action import Action, sentences
+from app.core.nodes import SetUpNode
 from app.errors import RacklessError, UnshippedLock, UserError
 from app.gui.kit.banner import Banner
-from app.gui.session.bridge import Bridge, Op, Work
+from app.gui.session.bridge import Bridge, Op, work_of
 from app.gui.session.context import Context
 from app.text import capitalize
 
@@ -60,7 +62,7 @@ def last_with_node(context: Context, banner: Banner, name: str) -> None:
 def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
     bridge: Bridge,
     banner: Banner,
-    work: Work[T],
+    action: Action[T],
     success: Callable[[T], None],
     *,
     title: str,
@@ -68,28 +70,32 @@ def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
     cancelled: str,
     stopped: Callable[[], object] = lambda: None,
     failed: Callable[[RacklessError], None] | None = None,
-    read: Callable[[object], str] = str,
+    heard: Callable[[object], None] | None = None,
     at_close: str = "",
 ) -> Op:
-    """Run `work(core, report)` and show its reports, or its error, in the banner.
+    """Do an action and show its progress, or its error, in the banner.
 
     Args:
-        bridge: starts the work on the core's thread.
+        bridge: starts the action on the core's thread.
         banner: shows the progress.
-        work: reports lines of text for people.
-        success: receives the result, and shows in the banner how it ended.
-        title: name of the work, in the progressive form.
+        action: done once.
+        success: receives the answer, and shows in the banner how it ended.
+        title: name of the action, in the progressive form.
         hint: shown until the first report.
         cancelled: state that a cancelled run leaves behind, shown after Cancel.
         stopped: called after Cancel.
         failed: shows an error in the banner; None: it stays there until it is dismissed.
-        read: returns the sentence of a report; empty: it has none to show.
-        at_close: what closing the window does to the work; empty: nobody is asked.
+        heard: receives each event of the action, also those that the banner does not show.
+        at_close: what closing the window does to the action; empty: nobody is asked.
     """
 
-    def show(report: object) -> None:
-        if text := read(report):
-            banner.show_message("busy", title, capitalize(text), ("Cancel", cancel))
+    def show(text: str) -> None:
+        banner.show_message("busy", title, capitalize(text), ("Cancel", cancel))
+
+    def take(event: object) -> None:
+        if heard is not None:
+            heard(event)
+        show_progress(event)
 
     def cancel() -> None:
         op.cancel()
@@ -97,8 +103,10 @@ def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
         stopped()
 
     # The closures find `op` when they run: no button can be pressed before it is assigned.
+    show_progress = sentences(show)
     show(hint)
-    op = bridge.run(work, success, failed or banner.show_error, show, at_close=at_close)
+    error = failed or banner.show_error
+    op = bridge.run(work_of(action), success, error, take, at_close=at_close)
     return op
 
 
@@ -146,7 +154,7 @@ def _build(
     run_in_banner(
         context.bridge,
         banner,
-        lambda core, report: core.nodes.setup(name, progress=report, accept_index=failed is None),
+        SetUpNode(name=name, accept_index=failed is None),
         success,
         title=f"Setting up {name}",
         hint="This takes a few minutes the first time.",

@@ -24,7 +24,9 @@ import shiboken6
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
 from agents.shared.files.secrets import format_trace
-from app.core.api import CoreApi, OpenCore
+from app.core.action import Action, CoreApi, OpenCore, sentences
+from app.core.nodes import ListNodes
+from app.core.runs import ListRuns
 from app.errors import RacklessError, UserError
 from app.events import Event, SampleArrived
 from app.gui.session.garbage_collector import MainThreadCollector
@@ -40,7 +42,13 @@ CLOSE_TIMEOUT_S = 10.0
 T = TypeVar("T")
 Report = Callable[[Any], None]
 Work = Callable[[CoreApi, Report], Awaitable[T]]
+"""Coroutine function for what is more than one action."""
 _log = logging.getLogger(__name__)
+
+
+def work_of(action: Action[T]) -> Work[T]:
+    """Return the work that is one action; it reports the events of that action."""
+    return lambda core, report: core.do(action, report)
 
 
 class Op:
@@ -124,6 +132,19 @@ class Bridge(QObject):
         # A daemon: a core that hangs while closing must not keep the process alive.
         self._thread = threading.Thread(target=self._run_loop, name="rackless-core", daemon=True)
         self._thread.start()
+
+    def do(
+        self,
+        action: Action[T],
+        success: Callable[[T], None] | None = None,
+        failure: Callable[[RacklessError], None] | None = None,
+        progress: Callable[[str], None] | None = None,
+        *,
+        at_close: str = "",
+    ) -> Op:
+        """Start an action as `run` does; `progress` receives the sentences that it reports."""
+        report = None if progress is None else sentences(progress)
+        return self.run(work_of(action), success, failure, report, at_close=at_close)
 
     def run(
         self,
@@ -261,7 +282,7 @@ class Bridge(QObject):
                 loop.call_soon(self._waiting.pop(0))
         async with self._open_core() as core:
             with core.events.listening(self._receive):
-                nodes, runs = core.nodes.all(), core.runs.all()
+                nodes, runs = await core.do(ListNodes()), await core.do(ListRuns())
                 self._post(lambda: self.opened.emit(nodes, runs))
                 self._core.set_result(core)
                 await self._stop.wait()

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from PySide6.QtCore import QObject, Signal
 
 from agents.contract.messages import Progress
+from app.core.artifacts import ExportModel
 from app.errors import RacklessError, describe_error
 from app.events import ExportedModel
 from app.flows.export import ExportAnswers, ExportJob, Step, list_jobs, place_phase
-from app.gui.session.bridge import Bridge, Op
+from app.gui.session.bridge import Bridge, Op, work_of
 
 JobState = Literal["waiting", "now", "done", "failed", "cancelled"]
 
@@ -73,10 +74,10 @@ class ExportBatch(QObject):
         row.state, row.began_s = "now", self._now_s()
         job = row.job
         self._op = self._bridge.run(
-            lambda core, report: core.artifacts.export(job.request, Path(job.folder), report),
+            work_of(ExportModel(request=job.request, out=Path(job.folder))),
             lambda made: self._finish(row, made),
             lambda error: self._fail(row, error),
-            lambda said: self._show_progress(row, cast(Progress, said)),
+            lambda event: self._show_progress(row, event),
             at_close=f"The export of {self.run_id} stops. Finished files are kept.",
         )
         self.changed.emit()
@@ -101,11 +102,12 @@ class ExportBatch(QObject):
                 row.ended_s = self._now_s()
         self.changed.emit()
 
-    def _show_progress(self, row: ExportProgress, said: Progress) -> None:
-        # The phase never goes back: an agent of another version may report one that is unknown
-        # here.
-        row.line, row.phase = said.message, place_phase(said.phase, row.phase)
-        self.changed.emit()
+    def _show_progress(self, row: ExportProgress, event: object) -> None:
+        if isinstance(event, Progress):
+            # The phase never goes back: an agent of another version may report one that is unknown
+            # here.
+            row.line, row.phase = event.message, place_phase(event.phase, row.phase)
+            self.changed.emit()
 
     def _finish(self, row: ExportProgress, made: ExportedModel) -> None:
         # A job ends before the next one starts: two at once would compete for a GPU.

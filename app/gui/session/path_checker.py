@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from app.core.library import FindMissing
 from app.gui.session.bridge import Bridge, Op
 
 DEBOUNCE_MS = 300
@@ -41,9 +42,7 @@ class PathChecker(QObject):
             # A cancelled check reports nothing, so its result cannot replace a newer one.
             self._op.cancel()
         names = dict(self._names)
-        self._op = self._bridge.run(
-            lambda core, report: core.library.find_missing(names), self._finish
-        )
+        self._op = self._bridge.do(FindMissing(names=names), self._finish)
 
     def _finish(self, missing: dict[str, str]) -> None:
         # A running timer means that the names have changed since: a newer check is on its way.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
+from app.core import hub
 from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import Button, make_label
@@ -14,7 +15,7 @@ from app.hub.node_tokens import describe_tokens
 from app.text import show_list
 
 if TYPE_CHECKING:
-    from app.core.api import CoreApi
+    from app.core.action import CoreApi
     from app.hub.hub_token import TokenPlace
     from app.hub.node_tokens import NodeToken
 
@@ -84,9 +85,7 @@ class HubTokenRow(QWidget):
         if place == "none":
             self._show_nodes(())
         else:
-            self._bridge.run(
-                lambda core, report: core.hub.node_tokens(), self._show_nodes, self._show_error
-            )
+            self._bridge.do(hub.ListNodeTokens(), self._show_nodes, self._show_error)
 
     def _show_nodes(self, found: tuple[NodeToken, ...]) -> None:
         self.nodes.setText(
@@ -105,9 +104,7 @@ class HubTokenRow(QWidget):
             return
         self.keep.setEnabled(False)
         self.banner.show_message("busy", "Verifying the token with the hub.")
-        self._bridge.run(
-            lambda core, report: core.hub.save_token(token), self._show_kept, self._show_error
-        )
+        self._bridge.do(hub.SaveToken(token=token), self._show_kept, self._show_error)
 
     def _show_kept(self, owner: str) -> None:
         # Keep the secret in memory no longer than needed.
@@ -116,9 +113,7 @@ class HubTokenRow(QWidget):
         self.refresh()
 
     def _forget(self) -> None:
-        self._bridge.run(
-            lambda core, report: core.hub.delete_token(), self._show_forgotten, self._show_error
-        )
+        self._bridge.do(hub.DeleteToken(), self._show_forgotten, self._show_error)
 
     def _show_forgotten(self, found: tuple[NodeToken, ...]) -> None:
         left = _unasked(found)
@@ -130,14 +125,10 @@ class HubTokenRow(QWidget):
         self.refresh()
 
     def _give(self) -> None:
-        self._bridge.run(
-            lambda core, report: core.hub.send_token(), self._show_nodes, self._show_error
-        )
+        self._bridge.do(hub.SendToken(), self._show_nodes, self._show_error)
 
     def _take(self) -> None:
-        self._bridge.run(
-            lambda core, report: core.hub.remove_token(), self._show_taken, self._show_error
-        )
+        self._bridge.do(hub.RemoveToken(), self._show_taken, self._show_error)
 
     def _show_taken(self, found: tuple[NodeToken, ...]) -> None:
         if left := _unasked(found):
@@ -150,7 +141,7 @@ class HubTokenRow(QWidget):
 
 
 async def _ask(core: CoreApi) -> tuple[TokenPlace, str]:
-    return await core.hub.find_token(), await core.hub.describe_token()
+    return await core.do(hub.FindToken()), await core.do(hub.DescribeToken())
 
 
 def _unasked(found: tuple[NodeToken, ...]) -> str:

@@ -13,7 +13,7 @@ import tempfile
 from typing import IO
 
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ, same_source
-from app.core.api import CoreApi
+from app.core.action import CoreApi
 from app.errors import UserError
 from app.gui.session.bridge import Report
 from app.gui.shell.shell import DemoProgress

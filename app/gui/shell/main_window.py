@@ -19,7 +19,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.api import CoreApi
+from app.core.action import CoreApi
+from app.core.nodes import ConnectNodes
 from app.errors import RacklessError
 from app.events import NodeSnapshot, RunSnapshot
 from app.gui.artifacts.artifacts_page import ArtifactsPage
@@ -226,7 +227,7 @@ class MainWindow(Shell):
         show_error_while(self._context, self.banner, error)
 
     def _keep_connected(self, nodes: tuple[NodeSnapshot, ...], runs: object) -> None:
-        self._context.bridge.run(lambda core, report: core.nodes.connect())
+        self._context.bridge.do(ConnectNodes())
         self._context.bridge.run(lambda core, report: read_notice(core), self._show_notice)
         # Not on the core's loop: imports would hold up its events.
         self._context.bridge.run(lambda core, report: asyncio.to_thread(import_lazy_pages))

@@ -13,7 +13,7 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QPaintEvent
 from PySide6.QtWidgets import QApplication, QDialog, QMainWindow
 
-from app.core.api import CoreApi
+from app.core.action import CoreApi
 from app.gui.kit.actions import Actions
 from app.gui.kit.banner import Banner
 from app.gui.session.bridge import Report

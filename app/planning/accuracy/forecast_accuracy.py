@@ -1,8 +1,7 @@
 """Compare the forecast of an attempt with its measurement, and learn from the difference.
 
-Only comparable values are compared: memory for the setting that the trainer really chose, speed of
-a GPU while it computes, and for the network the shortest wait of any rank, since the others also
-waited for that rank.
+Memory is compared for the setting that the trainer chose, speed while the GPU computes, and network
+time by the shortest wait of any rank, since the other ranks also waited for that rank.
 """
 
 from __future__ import annotations
@@ -52,15 +51,15 @@ class RankForecast:
     speed_factor: float = 1.0
     """Correction from past runs contained in `tokens_per_s`."""
     is_calibrated: bool = False
-    """Whether `tokens_per_s` is based on a calibration, not on the data sheet."""
+    """True if `tokens_per_s` is based on a calibration, not on the data sheet."""
     room_bytes: int | None = None
     """Memory of the GPU that may be in use, other programs included, in bytes."""
     layers: tuple[int, int] | None = None
-    """First layer of its stage and the one after its last; None: all layers, which it holds."""
+    """First layer of its stage and the one after its last; None: it holds all layers."""
     replica: int = 0
     max_in_flight: int | None = None
     offloads: bool = False
-    """Whether inputs of its stage's recomputed layers wait in the PC's RAM."""
+    """True if inputs of its stage's recomputed layers are kept in the PC's RAM."""
     num_streamed: int = 0
     """Number of layers whose frozen weights are copied to the GPU for each pass."""
     streams_from: WeightTier | None = None
@@ -78,9 +77,9 @@ class Forecast:
     step_s: float | None = None
     network_s: float | None = None
     bubble_s: float | None = None
-    """Seconds of a step in which a pipeline's slowest stage has no micro-batch."""
+    """Time of a step in which a pipeline's slowest stage has no micro-batch, in seconds."""
     wire_s: float | None = None
-    """Seconds of a step in which the busiest link carries bytes; None: not computed."""
+    """Time of a step in which the busiest link carries bytes, in seconds; None: not computed."""
     tokens_per_s: float | None = None
     total_s: float | None = None
     energy_wh: float | None = None
@@ -110,7 +109,7 @@ class Measured:
     network_s: float | None = None
     tokens_per_s: float | None = None
     total_s: float | None = None
-    """Duration in seconds; None: the attempt did not run to its end."""
+    """Duration of a finished attempt, in seconds; None: it did not finish."""
 
 
 Estimate = Callable[[GpuMemory, MemorySetting], int]
@@ -140,7 +139,7 @@ def learn(
     """
     if measured.num_steps < MIN_STEPS or len(measured.ranks) != len(forecast.ranks):
         return {}
-    # A stage's speed and memory are not those of the whole model, which corrections are about.
+    # Corrections are for a GPU that holds the whole model; a stage's figures say nothing about it.
     if forecast.mode not in _WHOLE_MODES:
         return {}
     network_ratio = _network_ratio(forecast, measured)
@@ -155,7 +154,7 @@ def learn(
             ended_s=ended_s,
             memory_ratio=_memory_ratio(expected, seen, estimate),
             speed_ratio=_ratio(seen.tokens_per_s, expected.tokens_per_s, expected.speed_factor),
-            # An attempt has one network: counted for each rank, large runs would outweigh others.
+            # Once per attempt: counted for each rank, large runs would outweigh small ones.
             network_ratio=network_ratio if number == 0 else None,
             is_calibrated=expected.is_calibrated,
         )
@@ -167,7 +166,7 @@ def learn(
 def _memory_ratio(expected: RankForecast, seen: RankMeasured, estimate: Estimate) -> float | None:
     if seen.memory_bytes is None or seen.setting is None or expected.gpu is None:
         return None
-    # Forecast anew and uncorrected, since the trainer may have chosen another setting.
+    # The stored forecast is corrected and may be for another setting than the trainer chose.
     expected_bytes = estimate(expected.gpu, seen.setting)
     return seen.memory_bytes / expected_bytes if expected_bytes > 0 else None
 
@@ -175,7 +174,7 @@ def _memory_ratio(expected: RankForecast, seen: RankMeasured, estimate: Estimate
 def _network_ratio(forecast: Forecast, measured: Measured) -> float | None:
     expected, seen = forecast.network_s, measured.network_s
     if expected is None or seen is None or min(expected, seen) < _MIN_NETWORK_S:
-        return None
+        return None  # a ratio of two tiny waits would be noise
     return _ratio(seen, expected, forecast.network_factor)
 
 

@@ -1,10 +1,9 @@
 """Learn from past runs: ratios of measured to forecast values, by card, family and adapter.
 
-A factor is the median over the newest runs, so that a single run on a hot day or beside a game has
+A factor is the median over the newest runs, so that a single run on a hot day or during a game has
 no lasting effect. It is pulled towards 1 while few runs are known, and bounded: a factor of five is
-not a correction but a mistake that should be visible. Ratios refer to the uncorrected formulas: a
-forecast that was corrected is divided by its correction first, so that learning converges instead
-of oscillating.
+a mistake that should stay visible. Ratios refer to the uncorrected formulas: a corrected forecast
+is divided by its correction first, so that learning converges instead of oscillating.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from agents.contract.spec import AdapterKind
 NEWEST = 9
 """Number of newest outcomes that count, for each factor."""
 MEMORY_LIMITS = (0.95, 1.25)
-"""Bounds of the memory factor. It may rise more than it may fall: a forecast that is too low ends
-in a crash, one that is too high only wastes a little memory."""
+"""Bounds of the memory factor, wider upwards: a forecast that is too low ends in a crash, one that
+is too high only wastes a little memory."""
 SPEED_LIMITS = (0.3, 2.0)
 """Bounds of the speed factor."""
 NETWORK_LIMITS = (0.5, 4.0)
@@ -39,13 +38,13 @@ class RunOutcome:
     ended_s: float
     """Wall clock at the end of the attempt, in seconds."""
     memory_ratio: float | None = None
-    """Ratio of peak bytes, for the setting that was really used."""
+    """Ratio of peak bytes, for the setting that the trainer used."""
     speed_ratio: float | None = None
     """Ratio of tokens per second while the GPU computes."""
     network_ratio: float | None = None
     """Ratio of seconds per step spent on the network."""
     is_calibrated: bool = False
-    """Whether the forecast of speed was based on a calibration, not on the data sheet."""
+    """True if the forecast of speed was based on a calibration, not on the data sheet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +55,7 @@ class Factor:
     num_runs: int = 0
     """Number of outcomes it is based on; 0: none, and the value is 1."""
     reason: str = ""
-    """What it is based on, in words; empty: nothing."""
+    """Basis of the value in words, shown to the user; empty: no outcomes."""
 
 
 UNKNOWN = Factor()
@@ -79,10 +78,7 @@ class Corrections:
     def find(
         self, card: str, family: str, adapter: AdapterKind, *, is_calibrated: bool = False
     ) -> Correction:
-        """Return the factors for a card, from the most similar runs that there are.
-
-        The speed of a calibrated GPU is forecast in another way than that of one that is not, so
-        only outcomes of the same kind say how far the forecast is off.
+        """Return the factors for a card, learned from the most similar runs.
 
         >>> runs = [RunOutcome(card="RTX 3090", family="llama", adapter="qlora", ended_s=t,
         ...                 speed_ratio=r) for t, r in enumerate((0.8, 0.82, 5.0))]
@@ -93,10 +89,11 @@ class Corrections:
         '3 past runs on this card'
         """
         own = [outcome for outcome in self.outcomes if outcome.card == card]
+        # Calibrated and uncalibrated GPUs have different speed forecasts, with different errors.
         alike = [outcome for outcome in own if outcome.is_calibrated == is_calibrated]
         return Correction(
-            memory=_choose(own, family, adapter, _memory_of, MEMORY_LIMITS),
-            speed=_choose(alike, family, adapter, _speed_of, SPEED_LIMITS),
+            memory=_choose(own, family, adapter, lambda run: run.memory_ratio, MEMORY_LIMITS),
+            speed=_choose(alike, family, adapter, lambda run: run.speed_ratio, SPEED_LIMITS),
         )
 
     @property
@@ -104,14 +101,6 @@ class Corrections:
         """The factor for seconds on the network, over all runs."""
         ratios = _newest(self.outcomes, lambda outcome: outcome.network_ratio)
         return make_factor(ratios, NETWORK_LIMITS, "over this network")
-
-
-def _memory_of(outcome: RunOutcome) -> float | None:
-    return outcome.memory_ratio
-
-
-def _speed_of(outcome: RunOutcome) -> float | None:
-    return outcome.speed_ratio
 
 
 def _choose(
@@ -125,6 +114,7 @@ def _choose(
     from agents.shared.models.families import name_family
 
     same = [outcome for outcome in own if outcome.adapter == adapter]
+    # From the most to the least specific; the first group with a measurement decides.
     for among, words in (
         (
             [o for o in same if o.family == family],

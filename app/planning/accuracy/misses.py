@@ -1,7 +1,7 @@
-"""Find earlier plans that missed by more than a factor of two on the nodes of this one.
+"""Find an earlier plan for the same GPUs that was off by more than a factor of two.
 
-What was learned corrects speeds only within bounds, and a wrong plan is worth a word: whoever reads
-the next one should know how far the last one was off. The newest run on the same nodes decides.
+Learned corrections are bounded, so they cannot repair such a miss; the user is warned instead. The
+newest run on the same GPUs decides.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from app.planning.accuracy.forecast_accuracy import MIN_STEPS, Forecast, Measured
 
 MISS_FACTOR = 2.0
-"""Ratio between plan and measurement from which a miss is named, in either direction."""
+"""Ratio between plan and measurement from which a miss is reported, in either direction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PastForecast:
-    """Forecast of an attempt, and what it measured."""
+    """Forecast and measurement of an attempt."""
 
     run_id: str
     forecast: Forecast
@@ -40,23 +40,23 @@ class PlanMiss:
 
 
 def find_miss(past: Iterable[PastForecast], wanted: Set[tuple[str, str]]) -> PlanMiss | None:
-    """Return how the newest run on these GPUs missed; None: there is none, or it did not.
+    """Return the miss of the newest run on these GPUs; None: no such run, or no miss.
 
     Args:
-        past: the newest first.
+        past: attempts, the newest first.
         wanted: node and device of each GPU of the plan.
     """
-    for one in past:
-        planned, seen = one.forecast.tokens_per_s, one.measured.tokens_per_s
-        ranks = {(rank.node, rank.device) for rank in one.forecast.ranks}
-        # Steps at the start compile and warm up: they say nothing about the plan.
-        if ranks != wanted or not planned or not seen or one.measured.num_steps < MIN_STEPS:
+    for attempt in past:
+        planned, seen = attempt.forecast.tokens_per_s, attempt.measured.tokens_per_s
+        ranks = {(rank.node, rank.device) for rank in attempt.forecast.ranks}
+        # The first steps compile and warm up, so a shorter attempt says nothing about the plan.
+        if ranks != wanted or not planned or not seen or attempt.measured.num_steps < MIN_STEPS:
             continue
         if 1 / MISS_FACTOR <= seen / planned <= MISS_FACTOR:
-            return None
+            return None  # a newer run that went as planned outdates older misses
         return PlanMiss(
-            run_id=one.run_id,
-            nodes=tuple(dict.fromkeys(rank.node for rank in one.forecast.ranks)),
+            run_id=attempt.run_id,
+            nodes=tuple(dict.fromkeys(rank.node for rank in attempt.forecast.ranks)),
             planned_tokens_per_s=planned,
             measured_tokens_per_s=seen,
         )

@@ -1,1 +1,1 @@
-"""Advice on a plan: what fits, what a change would bring, limits of nodes."""
+"""Advice on a plan: changes that make it fit or faster, and limits of nodes."""

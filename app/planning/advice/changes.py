@@ -1,4 +1,4 @@
-"""Changes of a run file that save memory, and how one is applied."""
+"""Changes of a run file that save memory, and their application to a spec."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from agents.contract.spec import RunSpec
 
 Change = dict[str, Any]
 """New values by dotted key of the run file."""
-# Shortest sequence that is advised, in tokens: shorter ones cut most chats.
+# Shortest advised sequence, in tokens; shorter ones would truncate most chats.
 _MIN_TOKENS = 256
-# Lowest rank that is advised.
+# Lowest advised rank of an adapter.
 _MIN_RANK = 8
 _OPTIMIZER_WORDS = {
     "adamw_8bit": "Use the 8-bit optimizer",
@@ -22,12 +22,13 @@ _OPTIMIZER_WORDS = {
 
 
 def list_changes(spec: RunSpec, longest_tokens: int) -> list[list[tuple[Change, str]]]:
-    """Return changes with the words for them by kind, the cheapest kind and change first.
+    """Return changes with their descriptions, grouped by kind; the cheapest kind and change first.
 
     Args:
-        spec: of the run.
+        spec: the run's spec.
         longest_tokens: length of the longest sequence, in tokens.
     """
+    # The order of the kinds: free, a limit of the user's, then rising cost in time and quality.
     kinds: list[list[tuple[Change, str]]] = [[], [], [], [], [], []]
     if spec.recompute == "none":
         kinds[0].append(({"recompute": "auto"}, "Let layers recompute activations"))
@@ -61,7 +62,7 @@ def apply_change(spec: RunSpec, change: Mapping[str, Any]) -> RunSpec:
     >>> apply_change(spec, {"adapter.kind": "qlora", "sequence_tokens": 512}).adapter.kind
     'qlora'
     """
-    # Together: a setting may be valid only beside another one that changes as well.
+    # All at once, since one setting may be valid only together with another changed one.
     top: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     for key, value in change.items():

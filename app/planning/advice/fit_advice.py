@@ -1,4 +1,4 @@
-"""Advise the smallest changes of a run file that make a run fit, or say what it needs."""
+"""Advise the smallest changes of a run file that make a run fit, or state what it needs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from app.planning.strategies.data_parallel import propose_data
 from app.planning.strategies.registry import PLANNED_MODES, DividedMode, find_divided
 from app.planning.subsets import fastest_together
 
-# A change with its words; None: none of its kind.
+# A change with its description; None: no change of this kind.
 _Choice = tuple[Change, str] | None
 
 
 def advise_fit(
     request: PlanRequest, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
 ) -> Iterator[Advice]:
-    """Advise what makes the run fit on the largest card, or on all of them."""
+    """Yield advice that makes the run fit on the largest card, or on all cards if it needs all."""
     names = tuple(node.name for node in case.cluster.nodes)
     misfits = tuple(name for name in names if not _fits_on(case, name))
     if chosen is not None and misfits:
@@ -36,13 +36,13 @@ def advise_fit(
     # A run that names its nodes needs all of them; otherwise one card that fits is enough.
     is_whole = request.spec.nodes != "all" and not find_mode(request.spec.parallel).uses_one_gpu
     num_needed = len(case.workers) if chosen is not None or is_whole else 1
-    # Where a run fits, so do the ways that divide the model, without a change.
+    # If the run fits somewhere, modes that divide the model fit too and need no change.
     only_whole = chosen is not None
     divided = find_divided(request.spec.parallel)
     if refusal := divided.refuse(case) if divided is not None else "":
         yield Advice(text=refusal)
     offers = list(_list_offers(request, num_needed, only_whole))
-    other = None if chosen is not None else _offer_other_way(request, case, found)
+    other = None if chosen is not None else _offer_other_mode(request, case, found)
     yield from offers
     if other is not None:
         yield other
@@ -50,26 +50,27 @@ def advise_fit(
         yield from _nothing_fits(request, case, found)
 
 
-def _offer_other_way(request: PlanRequest, case: Case, found: Sequence[Candidate]) -> Advice | None:
-    """Return advice to train in a way that fits and that the run file excludes; None: none does."""
-    one = find_least(one for one in found if one.fits and one.runnable)
-    if one is None:
+def _offer_other_mode(
+    request: PlanRequest, case: Case, found: Sequence[Candidate]
+) -> Advice | None:
+    """Return advice to use a candidate that fits but that the run file excludes, or None."""
+    best = find_least(one for one in found if one.fits and one.runnable)
+    if best is None:
         return None
-    change: Change = {} if request.spec.parallel in ("auto", one.mode) else {"parallel": one.mode}
-    if len(one.gpus) < len(case.workers):
-        change["nodes"] = one.nodes
-    how = f", with parallel: {one.mode}" if "parallel" in change else ""
-    return Advice(text=f"It fits as {describe_candidate(case, one)}{how}", change=change)
+    change: Change = {} if request.spec.parallel in ("auto", best.mode) else {"parallel": best.mode}
+    if len(best.gpus) < len(case.workers):
+        change["nodes"] = best.nodes
+    how = f", with parallel: {best.mode}" if "parallel" in change else ""
+    return Advice(text=f"It fits as {describe_candidate(case, best)}{how}", change=change)
 
 
 def _list_offers(request: PlanRequest, num_needed: int, only_whole: bool) -> Iterator[Advice]:
-    """Yield the smallest change of each kind that makes the run fit; else of all kinds together.
+    """Yield the smallest change of each kind that makes the run fit, else one of several kinds.
 
-    A person has to choose between them: what costs nothing, what costs time, and what costs
-    quality differ from run to run.
+    The user chooses between them, since the cost in time and quality differs from run to run.
     """
     kinds = _list_kinds(request)
-    # A pipeline has one optimizer, so another one may be what keeps a run from fitting.
+    # A mode may support one optimizer only: changing it could keep the run from fitting.
     no_other = [changes for changes in kinds if not changes or "optimizer" not in changes[0][0]]
     enough = None
     for some in (no_other, kinds):
@@ -78,7 +79,7 @@ def _list_offers(request: PlanRequest, num_needed: int, only_whole: bool) -> Ite
             enough = some
             break
     if enough is None:
-        return  # what all changes do not suffice for, none of them does
+        return  # if all changes together are not enough, no single one is
     found = False
     for changes in kinds:
         offers = (_offer(request, one, num_needed, only_whole) for one in changes)
@@ -103,7 +104,7 @@ def _find_smallest(
     num_needed: int,
     only_whole: bool,
 ) -> Iterator[Advice]:
-    """Yield the advice whose changes all matter: what costs most is weakened first."""
+    """Yield a combination in which every change is needed; the costliest is weakened first."""
     chosen, best = list(strongest), None
     for place in reversed(range(len(kinds))):
         for weaker in (None, *kinds[place]):
@@ -119,27 +120,27 @@ def _find_smallest(
 def _offer_together(
     request: PlanRequest, chosen: Sequence[_Choice], num_needed: int, only_whole: bool
 ) -> Advice | None:
-    """Return advice to make several changes; None: it fits on too few cards, or there is none."""
+    """Return advice to make several changes; None: no change, or it fits on too few cards."""
     both: Change = {}
     words: list[str] = []
-    for one in chosen:
-        if one is not None:
-            both |= one[0]
-            words.append(_within(one[1], words))
+    for choice in chosen:
+        if choice is not None:
+            both |= choice[0]
+            words.append(_within(choice[1], words))
     if not both:
         return None
     return _offer(request, (both, " and ".join(words)), num_needed, only_whole)
 
 
-def _within(said: str, words: list[str]) -> str:
-    """Return words as they stand in a sentence behind others."""
-    return said[0].lower() + said[1:] if words else said
+def _within(text: str, words: list[str]) -> str:
+    """Return a description in lower case if others precede it in the sentence."""
+    return text[0].lower() + text[1:] if words else text
 
 
 def _offer(
     request: PlanRequest, one: tuple[Change, str], num_needed: int, only_whole: bool
 ) -> Advice | None:
-    """Return advice with what a changed run needs; None: it fits on too few cards."""
+    """Return advice with the memory that the changed run needs; None: it fits on too few cards."""
     change, words = one
     changed = open_case(replace(request, spec=apply_change(request.spec, change)))
     if find_divided(request.spec.parallel) is None:
@@ -157,14 +158,15 @@ def _offer(
 
 
 def _fit_divided(case: Case, num_needed: int) -> Candidate | None:
-    """Return the fastest plan that fits whose GPUs hold parts of the model.
+    """Return the fastest plan that fits and divides the model, or None.
 
-    It is over all GPUs, or over the most of the fastest nodes that can where fewer are enough.
+    It uses all GPUs, or if fewer are enough as many of the fastest nodes as possible.
     """
     able = [one for one in _list_divided(case) if not one.refuse(case)]
     groups = [case.workers]
     if num_needed < len(case.workers):
         groups += [case.of(some) for some in list(fastest_together(case))[-2::-1]]
+    # The screening is cheap and shared by all groups; a full plan takes milliseconds.
     screened = [(mode.plan, mode.screen(case)) for mode in able]
     for workers in groups:
         found = [plan(case, workers) for plan, may_fit in screened if may_fit(workers)]
@@ -175,7 +177,7 @@ def _fit_divided(case: Case, num_needed: int) -> Candidate | None:
 
 
 def _list_divided(case: Case) -> list[DividedMode]:
-    """Return the modes that divide the layers, can be trained, and that the run file allows."""
+    """Return the runnable modes that divide the layers and that the run file allows."""
     return [
         mode.divided
         for name, mode in PLANNED_MODES.items()
@@ -187,7 +189,7 @@ def _list_divided(case: Case) -> list[DividedMode]:
 
 def _offer_whole(changed: Case, words: str, change: Change, num_needed: int) -> Advice | None:
     """Return advice for a run whose GPUs each hold the whole model; None: too few of them can."""
-    # The smallest setting is quick to forecast, and a search takes milliseconds.
+    # `may_fit` forecasts only the smallest setting; `fit` searches all and takes milliseconds.
     able = [worker for worker in changed.workers if changed.may_fit(worker)]
     if len(able) < num_needed:
         return None
@@ -204,14 +206,14 @@ def _offer_whole(changed: Case, words: str, change: Change, num_needed: int) -> 
 
 
 def _is_shared(case: Case, num_needed: int) -> bool:
-    """Return whether enough GPUs train together where the run file says that they share batches."""
+    """Return whether enough GPUs train together if the run file demands shared batches."""
     if not find_mode(case.spec.parallel).copies_model or len(case.workers) == 1:
         return True
     return any(one.fits and len(one.gpus) >= num_needed for one in propose_data(case))
 
 
 def _count_free(case: Case, worker: Worker) -> float:
-    """Return the bytes of a card that its fit leaves free."""
+    """Return the bytes of a card that the run leaves free."""
     fit = case.fit(worker, 1)
     return fit.room_bytes - fit.memory.expected_bytes
 
@@ -221,15 +223,15 @@ def _fits_on(case: Case, name: str) -> bool:
 
 
 def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) -> Iterator[Advice]:
-    """Say what the smallest run would need, and what later versions could do."""
+    """Yield advice on what the smallest run would need, and on modes of later versions."""
     later = next((one for one in found if one.fits), None)
     if later is not None:
         description = describe_candidate(case, later)
         yield Advice(text=f"It would fit as {description}, which this version cannot train yet")
     change: Change = {}
     for changes in _list_kinds(request):
-        for one, _ in changes[-1:]:
-            change |= one
+        for strongest, _ in changes[-1:]:
+            change |= strongest
     smallest = open_case(replace(request, spec=apply_change(request.spec, change)))
     divided = find_divided(smallest.spec.parallel)
     if divided is not None and len(smallest.workers) < divided.min_gpus:
@@ -251,13 +253,14 @@ def _room_bytes(worker: Worker) -> int:
 
 
 def _say_needs(smallest: Case, best: Worker) -> str:
-    """Say what GPU and PC a run needs, of which the largest card is not enough."""
-    # Where GPUs hold the whole model and all take part, they exchange gradients.
+    """Return the GPU memory and RAM that a run needs beyond the best card, as a clause."""
+    # Ranks that copy the model also need memory for the exchange of gradients.
     copies = find_mode(smallest.spec.parallel).copies_model
     ranks = len(smallest.workers) if copies else 1
     whole = smallest.fit(best, ranks).memory
     alone = (one.plan(smallest, (best,)) for one in _list_divided(smallest) if one.min_gpus == 1)
     gpu = next((plan.gpus[0] for plan in alone if plan is not None), None)
+    # Name the smaller need: the whole model on the card, or a part with the rest in RAM.
     if gpu is None or gpu.memory.expected_bytes >= whole.expected_bytes:
         return f"it needs {_say_card(whole.expected_bytes - whole.desktop_bytes)}"
     said = []

@@ -1,4 +1,4 @@
-"""Advise changes of a run file: the smallest one that makes a run fit, or one that is faster."""
+"""Advise changes of a run file: the smallest that makes a run fit, or one that is faster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from app.text import show_share
 _MIN_GAIN = 1.05
 # Share of a step spent waiting for the network from which compression is advised.
 _SLOW_NETWORK = 0.1
-# Share of a step spent waiting for weights from an SSD from which its rate is named.
+# Share of a step spent waiting for weights from an SSD from which its rate is reported.
 _SLOW_DISK = 0.2
 # Minimum gain from which another batch size is advised, as a share of tokens per second.
 _MIN_BATCH_GAIN = 0.08
@@ -53,14 +53,14 @@ def give_advice(
 
 
 def _say_no_gpu(case: Case) -> str:
-    """Say what to change where no node can train."""
+    """Return what to change if no node can train."""
     if not case.cluster.nodes:
         return "There is no node: add one, or describe PCs in a cluster file"
     names = name_nodes(tuple(node.name for node in case.cluster.nodes))
     has = "has" if len(case.cluster.nodes) == 1 else "have"
     if any(node.gpus for node in case.cluster.nodes):
         return f"The memory of the GPUs of {names} is not known: give it, as memory_gib"
-    # Of a node that is there, the CPU trains: only a file describes a PC without any device.
+    # A real node without a GPU trains on its CPU, so this PC comes from a cluster file.
     return f"{names} {has} no GPU: add gpus to the cluster file, such as gpus: [RTX 4070]"
 
 
@@ -71,7 +71,7 @@ def _together(case: Case, found: Sequence[Candidate]) -> Candidate | None:
 
 
 def _fewer_nodes(case: Case, chosen: Candidate, found: Sequence[Candidate]) -> Iterator[Advice]:
-    """Advise fewer nodes where they are faster than all that the spec names."""
+    """Advise a subset of the nodes if it is faster than all that the spec names."""
     best = find_least(one for one in found if one.fits and one.runnable) or chosen
     together = _together(case, found)
     slower = chosen if best is not chosen and best.nodes != chosen.nodes else together
@@ -90,10 +90,8 @@ def _fewer_nodes(case: Case, chosen: Candidate, found: Sequence[Candidate]) -> I
 
 
 def _fill_batch(case: Case, chosen: Candidate, together: Candidate | None) -> Iterator[Advice]:
-    """Advise a batch that divides better: a share consists of whole sequences.
-
-    Seven equal GPUs need as long for 24 sequences as for 28.
-    """
+    """Advise a batch size that divides better among the GPUs."""
+    # A share consists of whole sequences: seven equal GPUs need as long for 24 as for 28.
     if together is None or not together.fits or case.spec.shares is not None:
         return
     speeds, rows = [gpu.tokens_per_s for gpu in together.gpus], case.spec.batch_sequences
@@ -130,7 +128,7 @@ def _compress(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
     if request.spec.compression != "none" or waited < _SLOW_NETWORK * chosen.step_s:
         return
     if PARALLEL[chosen.mode].has_stages:
-        return  # what it waits for is features, not gradients
+        return  # a pipeline waits for activations, which compression does not shorten
     yield Advice(
         text=f"{show_share(waited / chosen.step_s)} of each step waits for the network: send "
         "gradients as bf16, which halves the wait and changes the last digits of results",
@@ -139,7 +137,7 @@ def _compress(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
 
 
 def _hold_in_4_bits(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
-    """Advise QLoRA where copies of 16-bit weights take most of the time."""
+    """Advise QLoRA if copying 16-bit weights takes most of the time."""
     if not PARALLEL[chosen.mode].streams or request.spec.adapter.kind != "lora":
         return
     change: Change = {"adapter.kind": "qlora"}
@@ -155,7 +153,7 @@ def _hold_in_4_bits(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]
 
 
 def _name_slow_disks(case: Case, chosen: Candidate) -> Iterator[Advice]:
-    """Name the SSDs for which a good part of each step waits."""
+    """Name the slowest SSD if a good part of each step waits for weights from SSDs."""
     share = chosen.parts_s.input_s / chosen.step_s
     reading = {gpu.node for gpu in chosen.gpus if gpu.streams_from == "disk"}
     if share < _SLOW_DISK or not reading:

@@ -1,7 +1,7 @@
-"""Find the GPUs whose layers a run does not compile, and what that costs it there.
+"""Find the GPUs on which layers are not compiled, and the cost of that.
 
-Passes of such layers are not replayed either. The cost is that of this run on this card: a forecast
-of the same GPU with compiled layers, each with the setting that the trainer would choose.
+Passes of such layers are not replayed either. The cost compares two forecasts of the same GPU, with
+and without compiled layers, each with the setting that the trainer would choose.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Reason = Literal["no_compiler", "old_card", "turned_off"]
 
 
 def list_limits(request: PlanRequest, case: Case) -> tuple[RunLimit, ...]:
-    """Return the GPUs whose layers are not compiled, equal cards with one reason together."""
+    """Return the GPUs whose layers are not compiled; equal cards with one reason are one entry."""
     found: dict[tuple[str, Reason], RunLimit] = {}
     for worker in case.workers:
         if worker.gpu.device == "cpu" or is_compiled(case.spec, worker.memory):
@@ -39,7 +39,8 @@ def _find_reason(case: Case, worker: Worker) -> Reason:
 
 
 def _make_limit(request: PlanRequest, case: Case, worker: Worker, reason: Reason) -> RunLimit:
-    """Compare a GPU with the same one whose layers are compiled."""
+    """Compare a GPU with itself with compiled layers."""
+    # Both obstacles are removed in the copy: the node gets a compiler, the card the capability.
     spec = replace(case.spec, compile="auto")
     memory = replace(worker.memory, capability=max(worker.memory.capability, COMPILED_CAPABILITY))
     other = make_worker(

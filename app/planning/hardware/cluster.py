@@ -1,8 +1,8 @@
 """Nodes, GPUs and links as the planner sees them: discovered, or described in a cluster file.
 
-Rates are payload rates, as a transfer would measure them. A link that was not measured has the
-nominal speed of its interface minus the overhead of Ethernet and TCP; where not even that is
-known, Gigabit Ethernet is assumed and marked as such.
+Rates are payload rates, as a transfer would measure them. A link that was not measured gets the
+nominal speed of its interface minus the overhead of Ethernet and TCP. If that is not known either,
+Gigabit Ethernet is assumed and marked as such.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ System = Literal["linux", "windows", "wsl"]
 LinkSource = Literal["measured", "nominal", "given", "assumed"]
 ETHERNET_SHARE = 0.94
 """Share of TCP payload in full Ethernet frames: 1,448 of 1,538 bytes."""
-# Share of the nominal speed from `_FAST_GBIT` on, where one core cannot copy faster.
+# Share of the nominal speed from `_FAST_GBIT` on, since one core cannot copy faster.
 _FAST_SHARE = 0.90
 _FAST_GBIT = 20.0
-# Round trip through one switch, in seconds, where it was not measured.
+# Round trip through one switch, in seconds, if not measured.
 _ASSUMED_LATENCY_S = 0.0002
 # GPU memory that Windows keeps on a card that drives a screen, in bytes, if not measured.
 _WDDM_BYTES = 700 << 20
 # GPU memory that a Linux desktop keeps, in bytes, if not measured.
 _DESKTOP_BYTES = 350 << 20
 ASSUMED_DISK_BYTES_PER_S = 2e9
-"""Sequential reads from an SSD that was not measured: NVMe on PCI Express 3.0 with 4 lanes reaches
-3.5 GB/s in its data sheet, and less once it is warm."""
+"""Sequential reads from an SSD that was not measured, in bytes per second: NVMe on PCI Express 3.0
+with 4 lanes reaches 3.5 GB/s by its data sheet, and less once it is warm."""
 # Host memory reserved for the PC's own programs, in bytes.
 _SYSTEM_BYTES = 4 << 30
 
@@ -48,15 +48,16 @@ class PlannedGpu:
     memory_bytes: int | None = None
     """All memory of the card, in bytes."""
     reserved_bytes: int | None = None
-    """Part of it that the driver keeps for itself; None: as much as is typical."""
+    """Part of it that the driver keeps for itself, in bytes; None: the typical amount."""
     desktop_bytes: int = 0
     """Memory that other programs hold, in bytes: measured, else typical for the system."""
     power_limit_w: float | None = None
     capability: tuple[int, int] | None = None
     calibration: Calibration | None = None
-    """Rates measured on the node, or on another one with the same device; None: neither."""
+    """Rates measured on the node, or on another one with the same device; None: not measured."""
     measured_on: str = ""
-    """Another node, where `calibration` was measured; empty: here, or there is none."""
+    """Name of another node on which `calibration` was measured; empty: this node, or not measured.
+    """
 
     @property
     def card(self) -> Card | None:
@@ -76,7 +77,7 @@ class PlannedGpu:
         measured = self.calibration.context_bytes if self.calibration else None
         is_cpu = self.device == "cpu"
         return GpuMemory(
-            total_bytes=total if is_cpu else total - reserved,
+            total_bytes=total if is_cpu else total - reserved,  # no driver reserves RAM
             desktop_bytes=self.desktop_bytes,
             capability=capability,
             num_multiprocessors=processors,
@@ -100,14 +101,14 @@ class PlannedNode:
     system: System | None = None
     num_cores: int | None = None
     has_compiler: bool = True
-    """Whether it has the C compiler that compiled layers need; assumed where nobody looked."""
+    """True if it has the C compiler that compiled layers need, or if that was not checked."""
     disk_bytes_per_s: float | None = None
     """Sequential reads from the SSD of the agent's home, in bytes per second; None: not measured.
     """
 
     @property
     def free_ram_bytes(self) -> int:
-        """Host memory that training may pin, in bytes; Windows lets WSL pin less than half.
+        """Host memory that training may pin, in bytes.
 
         >>> PlannedNode(name="alpha", ram_bytes=32 * 2**30, system="wsl").free_ram_bytes / 2**30
         12.0
@@ -116,13 +117,14 @@ class PlannedNode:
         """
         total = self.ram_bytes or 0
         if self.system in ("windows", "wsl"):
-            return total * 3 // 8
+            return total * 3 // 8  # Windows lets WSL pin less than half
         return max(0, total * 7 // 8 - _SYSTEM_BYTES)
 
     @property
     def streamed_ram_bytes(self) -> int:
-        """Host memory that streamed weights take at most, in bytes: the trainer's own rule, a part
-        of what is free at the start.
+        """Maximum host memory of streamed weights, in bytes.
+
+        This is the trainer's own rule, a share of the memory that is free at the start.
 
         >>> PlannedNode(name="beta", ram_bytes=64 * 2**30).streamed_ram_bytes / 2**30
         36.0
@@ -198,8 +200,8 @@ def make_cluster(
     Args:
         facts: facts by node, in order.
         samples: newest sample by node, which shows the memory that other programs hold.
-        measured: links that a check measured.
-        interfaces: network device by node that training uses.
+        measured: links measured by a check.
+        interfaces: network device that training uses, by node.
         calibrations: rates by node and name of the card.
     """
     known = calibrations or {}
@@ -213,6 +215,7 @@ def make_cluster(
     }
     for one, other in combinations(facts, 2):
         mine, theirs = speeds[one], speeds[other]
+        # A link is as fast as the slower of its two interfaces.
         if frozenset((one, other)) not in links and mine and theirs:
             links[frozenset((one, other))] = ethernet(min(mine, theirs), source="nominal")
     return Cluster(nodes=nodes, links=links)
@@ -258,11 +261,8 @@ def _node(
 def _share_measurements(
     facts: Mapping[str, NodeFacts], nodes: tuple[PlannedNode, ...]
 ) -> tuple[PlannedNode, ...]:
-    """Give each device that was not measured the rates of an equal one that was.
-
-    Otherwise a measured node would be compared with guesses about the same hardware, and the shares
-    of a batch would follow the guess's error.
-    """
+    """Give each device that was not measured the rates of an equal one that was."""
+    # Otherwise shares of a batch would follow the error of a guess about equal hardware.
     known: dict[tuple[object, ...], tuple[str, Calibration]] = {}
     for node in nodes:
         for gpu in node.gpus:
@@ -282,10 +282,10 @@ def _share_measurements(
 
 
 def _kind_of(facts: NodeFacts, gpu: PlannedGpu) -> tuple[object, ...]:
-    """Return what makes two devices equally fast."""
+    """Return a key that is equal for devices of equal speed."""
     if gpu.device == "cpu":
         return ("CPU", facts.cpu or facts.hostname, facts.num_cores)
-    # A card with another power limit is another card, as far as speed goes.
+    # The power limit decides the clock under load; rounded, since drivers report fractions.
     return (gpu.name, gpu.memory_bytes, round(gpu.power_limit_w or 0.0, -1))
 
 
@@ -295,7 +295,7 @@ def _gpu(
     drawn = _count_drawn(sample)
     reserved = gpu.memory_reserved_bytes
     if reserved is None and drawn is not None:
-        reserved = 0  # an old driver counts what it keeps as used
+        reserved = 0  # an old driver counts its reserved memory as used
     return PlannedGpu(
         name=gpu.name,
         device=f"cuda:{gpu.index}",
@@ -309,16 +309,13 @@ def _gpu(
 
 
 def _count_drawn(sample: GpuSample | None) -> int | None:
-    """Return the bytes that remain in use when nothing computes on the GPU; None: not known.
-
-    What computes, such as a run that will have ended, is subtracted where the driver says how much
-    that is; WSL's does not.
-    """
+    """Return the bytes in use on a GPU without those of computing processes; None: not known."""
+    # A computing process, such as another run, will have ended when the planned run starts.
     used = sample.memory_used_bytes if sample else None
     if sample is None or used is None or not sample.process_ids:
         return used
     if sample.memory_computing_bytes is None:
-        return None
+        return None  # the driver in WSL does not report memory by process
     return max(0, used - sample.memory_computing_bytes)
 
 
@@ -333,11 +330,9 @@ def _capability(text: str | None) -> tuple[int, int] | None:
 
 
 def _nominal_gbit(facts: NodeFacts, interface: str | None) -> float | None:
-    """Return the speed of the interface that training uses, else of the one with the address,
-    in Gb/s.
-    """
-    for one in facts.interfaces:
-        wanted = one.name == interface if interface else one.address == facts.address
-        if wanted and one.speed_mbit:
-            return one.speed_mbit / 1000
+    """Return the speed of the training interface in Gb/s, by default the one with the address."""
+    for found in facts.interfaces:
+        wanted = found.name == interface if interface else found.address == facts.address
+        if wanted and found.speed_mbit:
+            return found.speed_mbit / 1000
     return None

@@ -1,8 +1,8 @@
-"""Decide whether the measurement of a device can be believed.
+"""Decide whether the measurement of a device is credible.
 
-A PC that did something else meanwhile gives figures far too low, and a plan that believes them
-gives that PC a share of 0 %. So a measurement counts only if the PC was free, its repetitions
-agree, and no figure is far from what such hardware can do.
+A PC that is busy during its measurement gives figures that are far too low, and a plan based on
+them would give that PC a share of 0 %. So a measurement counts only if the PC was idle, its
+repetitions agree, and its figures are plausible for the hardware.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ LAPTOP_LIMITS = (0.05, 2.0)
 UNLISTED_FLOPS = (0.3e12, 2e16)
 """Lowest and highest plausible rate of a card that is not listed, in FLOP per second."""
 CORE_FLOPS = (2e9, 1e12)
-"""The same for one core of a CPU; the slowest that train reach about 5e9 in fp32."""
+"""The same for one core of a CPU; slow but usable cores reach about 5e9 in fp32."""
 CPU_BYTES_PER_S = (0.5e9, 4e12)
 UNLISTED_BYTES_PER_S = (5e9, 2e14)
 
 
 def find_fault(found: Calibration, num_cores: int | None = None) -> str:
-    """Return why a measurement is not used, as a phrase; empty: it is.
+    """Return why a measurement is rejected, as a phrase; empty: it is used.
 
     Args:
-        found: what was measured.
-        num_cores: cores of the node; None: unknown.
+        found: the measurement.
+        num_cores: number of cores of the node; None: unknown.
 
     >>> find_fault(Calibration(card="NVIDIA GeForce RTX 3090", matrix_flops_per_s=0.003e12))
     'it gave 0.003 TFLOP/s, and this hardware does 14.2 to 81.9 TFLOP/s'
@@ -58,7 +58,7 @@ def find_fault(found: Calibration, num_cores: int | None = None) -> str:
 def _flops_limits(name: str, num_cores: int | None) -> tuple[float, float]:
     if name == "CPU":
         cores = num_cores or 1
-        # Other programs of the PC, and a container, may leave fewer than it has.
+        # Other programs or a container's limits may leave fewer cores than the PC has.
         return CORE_FLOPS[0] * max(1.0, cores / 4), CORE_FLOPS[1] * (num_cores or 1024)
     card = find_card(name)
     if card is None:

@@ -1,9 +1,9 @@
-"""Forecast the seconds that a step spends on the network: bytes, duration, what is hidden.
+"""Forecast the time that a step spends on the network, and the part that computation hides.
 
 A ring all-reduce of B bytes over N ranks sends 2 (N-1)/N B over every link in each direction
 (Patarasuk and Yuan 2009), and no algorithm sends less. Gradients travel in buckets while the last
-micro-batch's backward pass still runs (see agents/trainer/parallel/reducer.py), so only what takes
-longer than that causes waiting, and the last bucket always does.
+micro-batch's backward pass still runs (see agents/trainer/parallel/reducer.py), so ranks wait only
+for what exceeds that pass, and always for the last bucket.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def ring_s(num_bytes: float, link: LinkSpeed, num_ranks: int) -> float:
     if num_ranks < 2:
         return 0.0
     wire_s = 2 * (num_ranks - 1) / num_ranks * num_bytes / link.bytes_per_s
-    # Half of the latency: it is a round trip, and each step of the ring goes one way.
+    # The latency is a round trip; each step of the ring crosses the link in one direction.
     return wire_s + 2 * (num_ranks - 1) * link.latency_s / 2
 
 
 def gather_s(num_bytes: float, link: LinkSpeed, num_ranks: int) -> float:
     """Return the seconds of an all-gather of `num_bytes` that are sharded over the ranks.
 
-    A 70B model in 4 bit (35.4 GB) over seven PCs with Gigabit Ethernet; a micro-step needs that
+    A 70B model in 4 bit (35.4 GB) over seven PCs with Gigabit Ethernet; a micro-step gathers it
     twice, for the forward pass and for the backward pass.
 
     >>> from app.planning.hardware.cluster import ethernet
@@ -100,7 +100,7 @@ def _power_values(shape: ModelShape, spec: RunSpec) -> float:
             sizes = [
                 pair for one in targets for pair in _factors(one.num_inputs, one.num_outputs, rank)
             ]
-        # A small matrix is sent whole where its factors would be larger.
+        # A small matrix is sent whole if its factors would be larger.
         total += count * sum(min(a * b, _POWER_RANK * (a + b)) for a, b in sizes)
     return total
 

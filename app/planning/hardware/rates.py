@@ -1,4 +1,4 @@
-"""Rates that a GPU sustains: as measured on its node, else derived from its data sheet."""
+"""Sustained rates of a GPU: measured on its node, else derived from its data sheet."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from app.planning.hardware.cluster import PlannedGpu
 
 MATRIX_SHARE = 0.85
 """Share of a card's peak that large matrix products sustain when it is warm."""
-# The same while nothing but them is computed for seconds, as a calibration does, by compute
-# capability: an H200 measured 644 TFLOP/s at its power limit. Training stays below that limit,
-# since its products alternate with kernels that wait for memory, and its clock stays higher.
+# The same share by compute capability while only matrix products run for seconds, as in a
+# calibration: an H200 measured 644 TFLOP/s at its power limit. Training stays below that limit and
+# keeps a higher clock, since its products alternate with kernels that wait for memory.
 _ALONE_SHARES = {(9, 0): 0.651}
 COPY_SHARE = 0.85
 """Share of the listed memory bandwidth that a copy within the card sustains."""
@@ -76,11 +76,10 @@ def find_rates(gpu: PlannedGpu) -> Rates:
 
 
 def _rate_in_training(measured: float, card: Card | None) -> float:
-    """Return the rate of products in training, from that of products alone.
+    """Return the rate of matrix products in training, given that of a calibration.
 
-    The shares of a forecast refer to what the data sheet makes one expect of training. So a
-    measurement counts as a factor: how the node's card compares with others of its kind when both
-    do nothing else.
+    Forecasts are tuned to the data sheet's rate in training. So a measurement counts as the ratio
+    between this card and a typical one of its kind, both running matrix products only.
 
     >>> from agents.contract.cards import find_card
     >>> round(_rate_in_training(644e12, find_card("H200")) / 1e12)

@@ -17,11 +17,11 @@ class Heads:
     """Sizes of attention."""
 
     num: int
-    """Heads of queries."""
+    """Number of query heads."""
     queries: int
-    """Features of all queries."""
+    """Number of features of all queries."""
     keys: int
-    """Features of all keys."""
+    """Number of features of all keys."""
 
 
 def count_attention_scratch(
@@ -50,11 +50,11 @@ def count_attention_scratch(
 def count_cudnn_scratch(heads: Heads, tokens: int, num_segments: int) -> int:
     """Return the scratch bytes of one call of cuDNN's deterministic attention backward pass.
 
-    It keeps an fp32 gradient of the queries for each block of 128 keys apart, so the trainer halves
-    the sequences, then the heads, until a piece takes 288 MiB at most
-    (`agents/trainer/kernels/cudnn_attention.py`); 0: even one head of keys is too
-    large, so that FlashAttention computes it. Two sequences of 2,048 tokens of Llama-2-7B take 256
-    MiB, one after the other:
+    It keeps a separate fp32 gradient of the queries for each block of 128 keys, so the trainer
+    halves the sequences, then the heads, until a piece takes 288 MiB at most
+    (`agents/trainer/kernels/cudnn_attention.py`). 0: even one key head is too large, and
+    FlashAttention computes it. Two sequences of 2,048 tokens of Llama-2-7B take 256 MiB, one after
+    the other:
 
     >>> llama = Heads(num=32, queries=4096, keys=4096)
     >>> count_cudnn_scratch(llama, 4096, 2) >> 20

@@ -1,10 +1,10 @@
-"""Count the bytes of one decoder layer that is not compiled: what autograd saves, call by call.
+"""Count the bytes of one decoder layer that is not compiled, as autograd saves them call by call.
 
-Layers run so with `compile: off`, on cards older than Triton supports, and where no C compiler is
-installed. Linear layers of one input are fused all the same. Beyond what a compiled layer keeps
-(see `layers`), each norm saves an fp32 copy of its input, the activation its input and its output,
-and dropout one byte per feature for each mask. A test compares the rules with the tensors that are
-alive between the passes of layers of several families.
+Layers are not compiled with `compile: off`, on cards too old for Triton, and without a C compiler.
+Linear layers with the same input are fused in any case. Beyond what a compiled layer keeps (see
+`layers`), each norm saves an fp32 copy of its input, the activation its input and its output, and
+dropout one byte per feature for each mask. A test compares the rules with the live tensors between
+the passes of layers of several families.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from app.planning.memory.experts import ExpertsMemory
 from app.planning.memory.layers import LayerMemory, Sizes, measure_layer
 
 _WIDE = 4  # bytes of fp32, in which norms compute
-# Bytes that capped scores keep for each pair of tokens and head where attention has no kernel: the
+# Bytes that capped scores keep for each pair of tokens and head without an attention kernel: the
 # hyperbolic tangent and the weights in half precision, the softmax in fp32.
 _SCORE_BYTES = 8
-# Residual streams in a full training's layer that fp32 copies add up to, in features.
+# Copies of the residual stream in a layer of full training, in half-precision equivalents.
 _FULL_HIDDEN = 11
 
 
@@ -36,11 +36,11 @@ def measure_eager_layer(  # noqa: PLR0913 - all that a layer's memory depends on
     has_kernels: bool,
     experts: ExpertsMemory,
 ) -> LayerMemory:
-    """Return what a layer holds; arguments as those of `layers.measure_layer`.
+    """Return the memory of a layer; other arguments as in `layers.measure_layer`.
 
     Args:
         longest_tokens: length of the longest segment, whose scores may be kept.
-        has_kernels: whether Triton can make kernels, without which capped scores are kept.
+        has_kernels: whether Triton can compile kernels; without them capped scores are kept.
     """
     compiled = measure_layer(
         sizes, kind=kind, width=width, tokens=tokens, num_segments=num_segments,
@@ -61,12 +61,12 @@ def measure_eager_layer(  # noqa: PLR0913 - all that a layer's memory depends on
     more_ffn = 2 if sizes.has_down else 3
     in_mlp = experts.pass_bytes + unpacked
     in_mlp += tokens * width * (sizes.hidden + more_ffn * sizes.ffn)
-    # By then the MLP's own tensors are freed.
+    # The MLP's own tensors are freed before attention's backward pass begins.
     gone = (4 if sizes.has_down else 3) * sizes.ffn + 2 * sizes.hidden
     in_attention = tokens * width * (3 * sizes.hidden + 3 * sizes.queries + 2 * sizes.keys - gone)
     grown = _WIDE * sizes.num_adapter
     backward = max(in_mlp, in_attention + scratch) + grown
-    # The layer's input and output are there beside what it keeps.
+    # A recomputed layer holds its input and its output in addition.
     ends = 2 * tokens * width * sizes.hidden
     return LayerMemory(
         kept_bytes=kept_bytes,
@@ -77,7 +77,7 @@ def measure_eager_layer(  # noqa: PLR0913 - all that a layer's memory depends on
 
 
 def count_kept(sizes: Sizes, width: int) -> int:
-    """Return the bytes that a kept layer saves for each token.
+    """Return the bytes per token that a layer saves if it keeps its activations.
 
     Llama-2-7B with LoRA r=16 on q, k, v and o, no dropout: 2 x 4,096 in fp32 (inputs of norms),
     3 x 4,096 (input of the adapters on q, k and v; queries; attention's output), 2 x 4,096 (keys,
@@ -97,7 +97,7 @@ def count_kept(sizes: Sizes, width: int) -> int:
         (int(sizes.has_o), sizes.queries),
         (int(sizes.has_down), sizes.ffn),
     ]
-    # Without dropout adapters share their input; that of `o` is attention's output, kept anyway.
+    # Without dropout, adapters share their input; the input of `o` is kept as attention's output.
     shared = [(min(1, inputs[0][0]), sizes.hidden), (min(1, inputs[1][0]), sizes.hidden), inputs[3]]
     adapters = sum(count * size for count, size in (inputs if sizes.has_dropout else shared))
     masks = sum(count * size for count, size in inputs) if sizes.has_dropout else 0
@@ -107,18 +107,19 @@ def count_kept(sizes: Sizes, width: int) -> int:
     heads = 2 * sizes.queries + 2 * sizes.keys
     if sizes.has_fused_heads:
         heads += 2 * sizes.queries + sizes.keys
-    # Of a layer with a DoRA adapter the output is kept, which its magnitudes multiply.
+    # DoRA keeps the outputs of its layers, for the gradients of the magnitudes.
     values = adapters + heads + 3 * sizes.ffn + sizes.num_dora_outputs
     return width * values + _WIDE * norms + masks + _count_small(sizes)
 
 
 def count_kept_full(sizes: Sizes, width: int) -> int:
-    """Return the same where all weights are trained: the residual stream is fp32."""
+    """Return the same for full training."""
+    # The residual stream is fp32 then, since the trained weights are.
     heads = 2 * sizes.queries + 2 * sizes.keys
     return width * (_FULL_HIDDEN * sizes.hidden + heads + 4 * sizes.ffn) + _count_small(sizes)
 
 
 def _count_small(sizes: Sizes) -> int:
-    """Return bytes of the norms' scales, the softmax's sums and the adapters' inner values."""
+    """Return the bytes of the norms' scales, the softmax's sums and the adapters' inner values."""
     targets = sizes.num_attention + sizes.has_o + sizes.num_mlp + sizes.has_down
     return 4 * (sizes.num_scales + sizes.num_heads) + 2 * sizes.rank * targets

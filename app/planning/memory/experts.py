@@ -1,9 +1,9 @@
-"""What the experts of a mixture add to the memory of a layer, and to its work.
+"""Count the memory and work that the experts of a mixture add to a layer.
 
 The trainer sorts tokens by expert and multiplies them in two grouped products
-(agents/trainer/kernels/grouped_linear_op.py). Each token is there once for each of its experts: as
-input of the first product and as output of the second one, and once more while results are put back
-in order. NF4 weights of all experts of one matrix are dequantized for each product.
+(agents/trainer/kernels/grouped_linear_op.py). Each token has one row per expert it is routed to: as
+input of the first product, as output of the second, and once more while results are put back in
+order. NF4 weights of all experts of one matrix are dequantized for each product.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from app.planning.shape.model_shape import LayerShape, ModelShape
 
 # Copies of all rows, as wide as the hidden features, in a product.
 _ROW_COPIES = 1
-# Share of the weights of a layer's experts in the larger matrix: gate and up of gate, up and down.
+# The larger matrix of a layer's experts holds gate and up, of gate, up and down.
 _LARGER_SHARE = 2 / 3
 # Bytes per value of one matrix's adapters while they are differentiated: the fp32 gradient.
 _ADAPTER_BYTES = 4
@@ -26,15 +26,15 @@ class ExpertsMemory:
     """Bytes that the experts of a layer add to those that `layers` counts for its MLP."""
 
     kept_bytes: float = 0.0
-    """Saved for the backward pass."""
+    """Activations saved for the backward pass, in bytes."""
     pass_bytes: float = 0.0
-    """At the fullest moment of the MLP's backward pass."""
+    """Temporaries at the fullest moment of the MLP's backward pass, in bytes."""
 
 
 def count_experts(
     shape: ModelShape, layer: LayerShape, spec: RunSpec, *, width: int, tokens: int
 ) -> ExpertsMemory:
-    """Return what the experts of a layer hold, whose inner width `layers` counts as its MLP's.
+    """Return the memory of a layer's experts beyond an MLP of the same inner width.
 
     Args:
         shape: the model's sizes.
@@ -57,7 +57,7 @@ def count_experts(
     if spec.adapter.experts and shape.has_usual_experts:
         one_matrix = spec.adapter.rank * shape.num_experts * (shape.hidden + 2 * shape.expert_ffn)
         more += _ADAPTER_BYTES * one_matrix
-        # The input of either product.
+        # The gradients of the experts' adapters need the inputs of both products.
         kept = tokens * width * (shape.hidden + shape.num_experts_met * shape.expert_ffn)
     return ExpertsMemory(kept_bytes=kept, pass_bytes=more)
 
@@ -73,7 +73,7 @@ def count_unpacked(num_weights: int, width: int) -> int:
 
 
 def count_met_adapter(shape: ModelShape, spec: RunSpec) -> int:
-    """Return the values of the adapter that one token is multiplied with."""
+    """Return the number of adapter values that one token is multiplied with."""
     adapter = spec.adapter
     return shape.count_adapter(
         adapter.rank,

@@ -1,8 +1,8 @@
 """Forecast the GPU memory of a rank, part by part.
 
-The formulas describe our own trainer: trained values and their gradients as flat fp32 buffers,
-decoder layers that keep, offload or recompute their activations, a loss over chunks of tokens,
-4-bit weights that are unpacked layer by layer. The forecast is the sum of what is allocated at the
+The formulas describe this project's trainer: trained values and their gradients as flat fp32
+buffers, decoder layers that keep, offload or recompute their activations, a loss over chunks of
+tokens, 4-bit weights that are unpacked layer by layer. The forecast is the memory allocated at the
 fullest moment of a step (see `phases`).
 """
 
@@ -19,17 +19,17 @@ from app.planning.memory.phases import find_step_moment, list_pass_moments
 from app.planning.shape.model_shape import ModelShape, choose_targets
 
 GIB = 2**30
-# Bytes of optimizer state on the GPU per trained value: two moments. In 8 bits each block of 256
+# Bytes of optimizer state on the GPU per trained value: two moments. With 8 bits each block of 256
 # values has two fp32 scales, which stay on the GPU even if the moments are paged to the host.
 _STATE_BYTES = {"adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 8 / 256}
-# cuBLAS workspaces of the stream that loads, and of the forward and the backward thread on that
-# which trains: 32 MiB each, which CUBLAS_WORKSPACE_CONFIG=:4096:8 sets.
+# Three cuBLAS workspaces of 32 MiB each (CUBLAS_WORKSPACE_CONFIG=:4096:8): one of the stream that
+# loads, two of the training stream, for the forward and the backward thread.
 _LIBRARY_BYTES = 96 << 20
-# Ranks are padded to a multiple of this; bytes of the lengths of a DoRA output.
+# Ranks of adapters are padded to this multiple; bytes of the two lengths of a DoRA output.
 _RANKS_TOGETHER, _LENGTH_BYTES = 8, 8
-# Share of torch's memory that is fragmented: with expandable segments, and with fixed ones. Weights
-# that are dequantized for one product at a time leave holes among the activations: on an H100 1 to
-# 10 % were reserved beyond the peak of NF4 models, 6 % in the mean, and 1 to 5 % of others.
+# Fragmented share of torch's memory: with expandable segments, with NF4, and with fixed segments.
+# Weights that are dequantized for one product at a time leave holes among the activations: an H100
+# reserved 1 to 10 % beyond the peak of NF4 models, 6 % on average, and 1 to 5 % for others.
 _SLACK_SHARE, _SLACK_SHARE_NF4, _SLACK_SHARE_FIXED = 0.02, 0.06, 0.06
 # Half width of the range between low and high, as a share of the allocated memory.
 _ERROR_SHARE = 0.05
@@ -65,7 +65,7 @@ class MemoryForecast:
     context_bytes: int
     """CUDA context and kernels, which torch does not count."""
     desktop_bytes: int
-    """Memory that other programs hold."""
+    """Memory of other programs."""
     error_share: float = 0.05
     """Half width of the range between low and high, as a share of the allocated memory."""
 
@@ -77,33 +77,33 @@ class MemoryForecast:
 
     @property
     def expected_bytes(self) -> int:
-        """The sum of the parts."""
+        """Sum of the parts, in bytes."""
         return sum(self.parts.values())
 
     @property
     def allocated_bytes(self) -> int:
-        """Peak that torch counts as allocated.
+        """Peak of allocated memory as torch counts it, in bytes.
 
-        A step's record adds the holes between tensors in the memory of replayed passes.
+        The measured peak of a step also contains holes in the memory of replayed passes.
         """
         outside = self.slack_bytes + self.context_bytes + self.desktop_bytes
         return self.expected_bytes - outside
 
     @property
     def low_bytes(self) -> int:
-        """Lower bound of the range."""
+        """Lower bound of the range, in bytes."""
         slack = self.slack_bytes
         return self.expected_bytes - slack - int(self.error_share * self.allocated_bytes)
 
     @property
     def high_bytes(self) -> int:
-        """Upper bound of the range."""
+        """Upper bound of the range, in bytes."""
         return self.expected_bytes + int(self.error_share * self.allocated_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """What the trainer's own search is expected to choose on a GPU."""
+    """Setting that the trainer's own search is expected to choose on a GPU, with its memory."""
 
     setting: MemorySetting
     memory: MemoryForecast
@@ -114,7 +114,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether the expected memory is available."""
+        """True if the expected memory is available."""
         return self.memory.expected_bytes <= self.room_bytes
 
 
@@ -137,7 +137,7 @@ def count_state_bytes(shape: ModelShape, spec: RunSpec) -> int:
 
 
 def count_rest_bytes(shape: ModelShape, spec: RunSpec, gpu: GpuMemory) -> int:
-    """Return the bytes that are always allocated, without optimizer state and communication."""
+    """Return the permanently allocated bytes, without optimizer state and communication."""
     weights, constants = _weights(shape, spec, choose_width(spec, gpu))
     kinds = 1 if spec.adapter.kind == "full" else 2  # trained weights are themselves the values
     trained = 4 * kinds * count_trained(shape, spec)
@@ -147,8 +147,8 @@ def count_rest_bytes(shape: ModelShape, spec: RunSpec, gpu: GpuMemory) -> int:
 def count_copies(shape: ModelShape, spec: RunSpec, gpu: GpuMemory) -> int:
     """Return the bytes of the adapters' copies in the type of the products.
 
-    Layers that share their input read them (agents/trainer/model/fused_linear.py); their ranks are
-    padded. Adapters of experts have none. DoRA also holds two lengths for each output.
+    Fused layers with a common input read them (agents/trainer/model/fused_linear.py); their ranks
+    are padded. Adapters of experts have no copies. DoRA also holds two lengths for each output.
     """
     adapter = spec.adapter
     if adapter.kind == "full" or not has_kernels(gpu):
@@ -178,7 +178,7 @@ def estimate_memory(
     """Forecast the peak of a rank.
 
     Args:
-        setting: size of a micro-batch and what the layers do with their activations.
+        setting: size of a micro-batch and treatment of the layers' activations.
         longest_tokens: length of the longest example; a micro-batch holds at least one.
         gpu: the card.
         ranks: number of ranks in the run; several need buffers to communicate.
@@ -210,6 +210,7 @@ def estimate_memory(
     )  # fmt: skip
     moments.append(find_step_moment(spec, trained))
     moment = max(moments, key=lambda one: one.sum_bytes)
+    # Uncompressed gradients are reduced in place; compression needs a buffer of fp32 values.
     communication = 0 if ranks == 1 or spec.compression == "none" else 4 * trained
     state = count_state_bytes(shape, spec)
     rest = count_rest_bytes(shape, spec, gpu) + communication + state
@@ -231,6 +232,7 @@ def estimate_memory(
         slack_bytes=int(slack_share * (rest + moment.sum_bytes)),
         context_bytes=gpu.context_bytes + (0 if ranks == 1 else _NCCL_BYTES),
         desktop_bytes=gpu.desktop_bytes,
+        # The layers of an unlisted family are a guess.
         error_share=_ERROR_SHARE if shape.is_exact else 2 * _ERROR_SHARE,
     )
 

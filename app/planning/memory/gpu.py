@@ -1,4 +1,4 @@
-"""Input of the memory forecast: the GPU, and how the trainer divides its work there."""
+"""Input of the memory forecast: properties of the GPU and the trainer's setting there."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ Dtype = Literal["fp32", "bf16", "fp16", "fp64"]
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 COMPILED_CAPABILITY = (7, 0)
 """Minimum compute capability for compiled layers: Triton's."""
-# Parts of what torch does not count: kernels and libraries, and what the driver keeps for each
-# multiprocessor. Their sum follows an H200 (132 multiprocessors), where it took 0.75 to 0.85 GiB;
-# how it divides there, and so the figure for smaller cards, is an assumption until a node measures
-# its own.
+# Memory that torch does not count: kernels and libraries, and the driver's part for each
+# multiprocessor. Their sum was 0.75 to 0.85 GiB on an H200 (132 multiprocessors). The division into
+# the two parts, and so the figure for smaller cards, is assumed until a node measures its own.
 _LOADED_BYTES, _PROCESSOR_BYTES = 330 << 20, 3750 << 10
-# Compiled kernels and attention, which a run loads and a calibration does not; an assumption.
+# Compiled kernels and attention, loaded by a run but not by a calibration; assumed, not measured.
 _COMPILED_BYTES = 128 << 20
-# What the driver keeps for itself, in bytes, and as a share of the memory: total capacities in
+# Memory that the driver reserves, in bytes and as a share of the card's: total capacities in
 # torch's messages are 5.79 of 6 GiB, 9.78 of 10 (RTX 3080), 11.75 of 12 (3060), 23.70 of 24 (3090)
 # and 23.64 of 23.99 (4090). An H200 keeps 0.60 GiB, the upper bound here.
 _RESERVED_BYTES, _RESERVED_SHARE, _MOST_RESERVED_BYTES = 174 << 20, 0.0065, 630 << 20
@@ -26,7 +25,7 @@ _RESERVED_BYTES, _RESERVED_SHARE, _MOST_RESERVED_BYTES = 174 << 20, 0.0065, 630 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemorySetting:
-    """What the trainer's search chooses for a GPU, and reports."""
+    """Setting that the trainer's search chooses for a GPU and reports."""
 
     micro_tokens: int
     """Maximum number of tokens in a micro-batch, which holds at least one sequence."""
@@ -41,37 +40,38 @@ class GpuMemory:
     """Properties of a GPU that decide how much memory a rank needs."""
 
     total_bytes: int
-    """Memory that programs can use, without what the driver keeps for itself."""
+    """Memory that programs can use, without the driver's reserve, in bytes."""
     desktop_bytes: int = 0
-    """Memory that other programs hold before a run starts: the desktop, browsers."""
+    """Memory that other programs, such as the desktop, hold before a run starts, in bytes."""
     cap_bytes: int | None = None
-    """Maximum memory of the run; None: all that is free."""
+    """Maximum memory of the run, in bytes; None: all free memory."""
     capability: tuple[int, int] = (8, 6)
     """CUDA compute capability, which decides the data type and the attention kernels."""
     num_multiprocessors: int = 60
-    """Number of multiprocessors: attention's exact backward pass needs more scratch with more."""
+    """Number of multiprocessors; scratch of attention's exact backward pass grows with it."""
     context_bytes: int = _LOADED_BYTES + 60 * _PROCESSOR_BYTES
-    """CUDA context and kernels of one process, which torch does not count."""
+    """CUDA context and kernels of one process, which torch does not count, in bytes."""
     has_compiler: bool = True
-    """Whether its node has the C compiler that Triton needs."""
+    """True if its node has the C compiler that Triton needs."""
     pieces_grow: bool = True
-    """Whether torch can use expandable segments; not under WSL2 and Windows, where more memory is
-    lost to fragmentation."""
+    """True if torch can use expandable segments; False under WSL2 and Windows, where more memory
+    is lost to fragmentation."""
 
     @property
     def room_bytes(self) -> int:
         """Memory of the card that may be in use, other programs included, in bytes."""
         if self.cap_bytes is None:
             return self.total_bytes
+        # The cap limits what torch allocates; context and other programs come on top.
         return min(self.total_bytes, self.cap_bytes + self.context_bytes + self.desktop_bytes)
 
 
 def guess_context(num_multiprocessors: int, measured_bytes: int | None = None) -> int:
-    """Return the bytes that a training process takes of a GPU beyond what torch reserves.
+    """Return the GPU memory of a training process beyond torch's, in bytes.
 
     Args:
-        num_multiprocessors: of the card, where nothing was measured.
-        measured_bytes: what a calibration of this card measured.
+        num_multiprocessors: number on the card, used if nothing was measured.
+        measured_bytes: bytes that a calibration of this card measured.
 
     >>> round(guess_context(132) / 2**30, 2), round(guess_context(46) / 2**30, 2)
     (0.79, 0.49)
@@ -82,7 +82,7 @@ def guess_context(num_multiprocessors: int, measured_bytes: int | None = None) -
 
 
 def guess_reserved(memory_bytes: int) -> int:
-    """Return the bytes that the driver of a GPU with this memory keeps for itself.
+    """Return the bytes that the driver of a GPU with this memory reserves.
 
     >>> [round(guess_reserved(gib * 2**30) / 2**30, 2) for gib in (12, 24, 141)]
     [0.25, 0.33, 0.62]
@@ -94,11 +94,13 @@ def choose_dtype(spec: RunSpec, gpu: GpuMemory) -> Dtype:
     """Return the data type of the base model on this GPU, as the trainer chooses it."""
     if spec.precision != "auto":
         return spec.precision
+    # Cards before Ampere have no bf16 tensor cores.
     return "bf16" if gpu.capability >= (8, 0) else "fp16"
 
 
 def has_kernels(gpu: GpuMemory) -> bool:
-    """Return whether Triton can make kernels for this GPU, as `compiling` decides there."""
+    """Return whether Triton can compile kernels for this GPU."""
+    # The same rule as agents/trainer/kernels/compiling.py applies on the node.
     return gpu.has_compiler and gpu.capability >= COMPILED_CAPABILITY
 
 
@@ -108,5 +110,5 @@ def is_compiled(spec: RunSpec, gpu: GpuMemory) -> bool:
 
 
 def choose_width(spec: RunSpec, gpu: GpuMemory) -> int:
-    """Return the bytes of one value in that data type."""
+    """Return the bytes of one value of the base model on this GPU."""
     return DTYPE_BYTES[choose_dtype(spec, gpu)]

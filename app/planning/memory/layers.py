@@ -1,12 +1,11 @@
 """Count the bytes of one compiled decoder layer: those kept between its passes, and its peaks.
 
-The rules were read off the code that torch.compile makes of the trainer's layers, whose linear
-layers of one input are fused, buffer by buffer (`T` below is one token): a kept layer saves its
-input, what its norms and adapters multiply, queries, keys, values, attention's output and the two
-halves of the gated MLP. Tests compare them with the compiler's own choice and with the buffers of
-its code, for several families, targets and dropouts. Most functions count features of one token,
-each as wide as the type of the matrix products. For layers that are not compiled see
-`eager_layers`.
+The rules were derived, buffer by buffer, from the code that torch.compile generates for the
+trainer's layers, in which linear layers of one input are fused. A kept layer saves its input, the
+inputs of norms and adapters, queries, keys, values, attention's output and the two halves of the
+gated MLP. Tests compare the rules with the compiler's own partition and with the buffers of its
+code, for several families, targets and dropouts. Most functions count features of one token, each
+as wide as the type of the matrix products. For layers that are not compiled see `eager_layers`.
 
 Dropout costs memory: each adapter saves its own input after dropout, and a layer that recomputes
 its activations holds the random bits of all masks, as large as the inputs themselves.
@@ -42,16 +41,16 @@ _GELU = ("gemma", "gemma2", "gemma3_text")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerMemory:
-    """Bytes of one layer for all tokens of a micro-batch."""
+    """Memory of one layer for all tokens of a micro-batch."""
 
     kept_bytes: float
-    """Saved for the backward pass if the layer keeps its activations."""
+    """Activations saved for the backward pass if the layer keeps them, in bytes."""
     input_bytes: float
-    """The part that remains if the layer recomputes them: its input."""
+    """The layer's input, which is all that a layer keeps if it recomputes, in bytes."""
     backward_bytes: float
-    """Peak of the backward pass beyond what was kept."""
+    """Peak of the backward pass beyond the kept activations, in bytes."""
     again_bytes: float
-    """Peak of the backward pass of a recomputed layer, its input included."""
+    """Peak of the backward pass of a recomputed layer, its input included, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +64,9 @@ class Sizes:
     """Inner width of the MLP, or of the experts that one token is routed to."""
     num_heads: int
     has_head_norms: bool
-    """Whether queries and keys are normalized, whose inputs are saved too."""
+    """True if queries and keys are normalized; the inputs of these norms are saved too."""
     has_four_norms: bool
-    """Whether attention and MLP are followed by norms, too: one more input is saved."""
+    """True if norms also follow attention and MLP; one more input is saved then."""
     num_scales: int
     """Number of fp32 scales of all norms, per token."""
     num_attention: int
@@ -80,29 +79,29 @@ class Sizes:
     rank: int
     """Rank of the adapters."""
     num_adapter: int
-    """Trained values of the layer's adapters."""
+    """Number of trained values of the layer's adapters."""
     num_weights: int
-    """Weights of all linear layers."""
+    """Number of weights of all linear layers."""
     largest_weights: int
-    """Weights of the largest linear layer."""
+    """Number of weights of the largest linear layer."""
     has_fused_gate: bool = False
-    """Whether gate and up are one layer, whose output is kept whole."""
+    """True if gate and up are one layer, whose output is kept whole."""
     has_fused_heads: bool = False
-    """The same of queries, keys and values."""
+    """True if queries, keys and values are one layer, whose output is kept whole."""
     has_gelu: bool = False
-    """Whether the activation is GELU, whose gradient takes one more buffer with dropout."""
+    """True if the activation is GELU, whose gradient takes one more buffer with dropout."""
     has_softcap: bool = False
-    """Whether attention's scores are capped."""
+    """True if attention's scores are capped."""
     num_dora_outputs: int = 0
-    """Output features of the layers with a DoRA adapter."""
+    """Number of output features of the layers with a DoRA adapter."""
     num_down: int = 0
-    """Values of the adapters' down projections."""
+    """Number of values of the adapters' down projections."""
     num_small: int = 0
     """Bytes per token of the router and of the order of its rows."""
     has_gates: bool = False
-    """Whether attention's output is multiplied by gates."""
+    """True if attention's output is multiplied by gates."""
     mixer: MixerMemory = field(default_factory=MixerMemory)
-    """What a mixer with a state holds in place of attention, or beside it."""
+    """Memory of a mixer with a state, instead of attention or in addition to it."""
 
     @property
     def heads(self) -> Heads:
@@ -116,6 +115,7 @@ def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
     names = {one.name for one in choose_targets(layer, spec.adapter.targets)}
     full = spec.adapter.kind == "full"
     attends = layer.kind in ("attention", "both")
+    # Norms of heads are the only ones whose sizes are no multiple of the residual stream.
     has_head_norms = attends and layer.num_norms % shape.hidden != 0
     counts = {
         kind: 0 if full else len(names.intersection(readers)) for kind, readers in _READERS.items()
@@ -155,7 +155,7 @@ def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
 
 
 def _count_inner(shape: ModelShape, layer: LayerShape) -> int:
-    """Return the inner width of the MLP, or of a token's experts and the shared one."""
+    """Return the inner width of the MLP, or of a token's experts and the shared one together."""
     if not layer.num_router:
         return shape.ffn if layer.num_mlp else 0
     shared = max((one.num_inputs for one in layer.linears if one.name == "down_proj"), default=0)
@@ -163,11 +163,9 @@ def _count_inner(shape: ModelShape, layer: LayerShape) -> int:
 
 
 def _count_routing(shape: ModelShape) -> int:
-    """Return the bytes per token that a router saves, and the order of rows for its experts.
-
-    Logits and their fp32 sums; for each expert of a token its number, its weight, that in the
-    product's type, and its places in two orders.
-    """
+    """Return the bytes per token that a router and the order of its experts' rows save."""
+    # Logits and fp32 sums; then for each expert of a token its index (8), its weight in fp32 (4)
+    # and in the products' type (2), and its positions in two orders (16).
     return 2 * shape.num_experts + 12 + (8 + 4 + 2 + 16) * shape.num_experts_met
 
 
@@ -189,11 +187,11 @@ def count_kept(sizes: Sizes, width: int) -> int:
     hidden = 2 + _inputs(sizes.num_attention, sizes) + _inputs(sizes.num_mlp, sizes)
     hidden += int(sizes.has_four_norms)
     queries = 2 + int(sizes.has_head_norms) + int(sizes.has_gates)
-    # The input of the output's adapter: masked, or multiplied by the gates.
+    # With a mask or gates, the input of `o` differs from attention's output and is saved too.
     queries += int(sizes.has_o and (sizes.has_dropout or sizes.has_gates))
     keys = 2 + int(sizes.has_head_norms)
     if sizes.has_fused_heads:
-        # The values are a part of the product with queries and keys, all of which stays for them.
+        # The saved values are a view of the fused output, so all of it stays allocated.
         queries, keys = queries + 1, keys + 1
     ffn = 2 + int(sizes.has_down)
     wide = hidden * sizes.hidden + queries * sizes.queries + keys * sizes.keys + ffn * sizes.ffn
@@ -202,11 +200,9 @@ def count_kept(sizes: Sizes, width: int) -> int:
 
 
 def count_kept_full(sizes: Sizes, width: int, wide_width: int) -> int:
-    """Return the same where all weights are trained: the residual stream is fp32.
-
-    Both norms' outputs, attention's projection, queries, keys, values, attention's output, gate,
-    up and their product are saved in the narrow type.
-    """
+    """Return the same for full training, in which the residual stream is fp32."""
+    # Narrow: both norms' outputs, attention's projection, queries, keys, values, attention's
+    # output, gate, up and their product.
     wide = 3 * sizes.hidden + 2 * sizes.queries + 2 * sizes.keys + 3 * sizes.ffn
     return wide_width * sizes.hidden + width * wide + _small(sizes)
 
@@ -223,18 +219,18 @@ def measure_layer(  # noqa: PLR0913 - all that a layer's memory depends on
     is_hopper: bool = False,
     experts: ExpertsMemory = _NO_EXPERTS,
 ) -> LayerMemory:
-    """Return what a layer holds.
+    """Return the memory of a layer.
 
     Args:
         sizes: sizes of the layer.
         kind: kind of adapter: lora, qlora or full.
         width: bytes of one feature in products.
         tokens: number of tokens in the micro-batch.
-        num_segments: number of sequences in it.
+        num_segments: number of sequences in the micro-batch.
         num_multiprocessors: multiprocessors of the card; see `count_attention_scratch`.
-        is_exact: whether attention's backward pass adds up in one order.
+        is_exact: whether attention's backward pass is deterministic.
         is_hopper: whether cuDNN may compute it; see `count_cudnn_scratch`.
-        experts: what the experts of the layer add.
+        experts: additional memory of the layer's experts.
     """
     heads = sizes.heads
     scratch = count_attention_scratch(
@@ -244,26 +240,26 @@ def measure_layer(  # noqa: PLR0913 - all that a layer's memory depends on
         scratch = max(scratch, count_cudnn_scratch(heads, tokens, num_segments))
     if kind == "full":
         return _measure_full(sizes, width, tokens, scratch)
-    # With dropout each adapter's down projection is cast within the layer; otherwise the copies of
-    # the whole model serve (see `forecast.count_copies`).
+    # With dropout each adapter's down projection is cast within the layer; otherwise the model's
+    # permanent copies are used (see `forecast.count_copies`).
     casts = width * sizes.num_down if sizes.has_dropout else 0
     kept = tokens * count_kept(sizes, width) + casts + experts.kept_bytes
     unpacked = width * sizes.largest_weights if kind == "qlora" else 0
     wait = max(0, unpacked - tokens * width * sizes.ffn)  # reuses one MLP-wide buffer
-    grown = 4 * sizes.num_adapter
+    grown = 4 * sizes.num_adapter  # fp32 gradients of the adapters
     more = _mlp_hidden(sizes) * sizes.hidden + _mlp_more(sizes) * sizes.ffn
     mlp = tokens * width * more + wait + experts.pass_bytes
     mixer = sizes.mixer
-    # One after the other in layers that have both.
+    # Layers with attention and a mixer run their backward passes one after the other.
     scratch = max(scratch, int(tokens * mixer.scratch_bytes))
     masked = 2 * sizes.hidden if mixer.scratch_bytes and sizes.has_dropout else 0
-    beside = width * masked + mixer.beside_bytes
-    attention = tokens * (width * _attention_more(sizes) + beside) + scratch
+    extra = width * masked + mixer.other_bytes
+    attention = tokens * (width * _attention_more(sizes) + extra) + scratch
     small = _small(sizes) + mixer.kept_bytes
     again = tokens * (width * _count_again(sizes) + small) + wait
     again += experts.kept_bytes + experts.pass_bytes
-    beside = width * masked + mixer.beside_again_bytes
-    again_attention = tokens * (width * _again_attention(sizes) + small + beside) + scratch
+    extra = width * masked + mixer.other_again_bytes
+    again_attention = tokens * (width * _again_attention(sizes) + small + extra) + scratch
     return LayerMemory(
         kept_bytes=kept,
         input_bytes=tokens * width * sizes.hidden,
@@ -273,38 +269,35 @@ def measure_layer(  # noqa: PLR0913 - all that a layer's memory depends on
 
 
 def _inputs(count: int, sizes: Sizes) -> int:
-    """Return the copies of their input that `count` adapters save: one each with dropout."""
+    """Return the number of copies of their input that `count` adapters save."""
+    # Each adapter has its own dropout mask; without dropout all share one input.
     return count if sizes.has_dropout else min(count, 1)
 
 
 def _small(sizes: Sizes) -> int:
-    """Return bytes of the norms' scales, the softmax's sums and the adapters' inner values."""
+    """Return the bytes of the norms' scales, the softmax's sums and the adapters' inner values."""
     targets = sizes.num_attention + sizes.has_o + sizes.num_mlp + sizes.has_down
     scales = 4 * (sizes.num_scales + sizes.num_heads)
     return scales + 2 * sizes.rank * targets + sizes.num_small
 
 
 def _dora_outputs(sizes: Sizes) -> int:
-    """Return the outputs that DoRA's magnitudes multiply, which are saved for their gradients.
-
-    Without dropout those of gate and up are saved in place of what follows from them, and one of
-    those that are added to the residual stream in place of its middle.
-    """
+    """Return the features that DoRA saves for the gradients of its magnitudes."""
     outputs = sizes.num_dora_outputs
     if not outputs or sizes.has_dropout:
         return outputs
+    # Without dropout the compiler saves the outputs of gate and up instead of the values computed
+    # from them, and one output of `o` or `down` instead of the middle of the residual stream.
     followed = sizes.num_mlp * (2 if sizes.has_fused_gate else 1) * sizes.ffn
     return outputs - followed - int(sizes.has_down or sizes.has_o) * sizes.hidden
 
 
 def _dora_again(sizes: Sizes) -> int:
-    """Return the features that DoRA adds to the fullest moment of a recomputed layer.
-
-    The outputs of queries, keys and values, and three buffers of the MLP; with dropout what the two
-    inputs of each layer come to, too.
-    """
+    """Return the features that DoRA adds to the fullest moment of a recomputed layer."""
     if not sizes.num_dora_outputs:
         return 0
+    # Outputs of queries, keys and values, and three buffers of the MLP. Dropout adds the separate
+    # products of the plain and the masked input.
     heads = (sizes.queries + 2 * sizes.keys) * int(sizes.num_attention > 0)
     has_mlp = int(sizes.num_mlp > 0 or sizes.has_down)
     if not sizes.has_dropout:
@@ -318,17 +311,15 @@ def _dora_more(sizes: Sizes) -> int:
 
 
 def _mlp_hidden(sizes: Sizes) -> int:
-    """Return the features as wide as the residual stream that the MLP's backward pass adds.
-
-    The incoming gradient; behind a norm of the MLP's output what that norm's gradient takes.
-    Without adapters in the MLP the gradient of its output is there, too.
-    """
-    found = 1 + 3 * int(sizes.has_four_norms)
-    return found + int(not sizes.num_mlp and not sizes.has_down)
+    """Return the buffers as wide as the residual stream that the MLP's backward pass adds."""
+    # The incoming gradient, and three buffers for the gradient of a norm after the MLP.
+    count = 1 + 3 * int(sizes.has_four_norms)
+    # Without adapters in the MLP, the gradient of its output also stays alive.
+    return count + int(not sizes.num_mlp and not sizes.has_down)
 
 
 def _mlp_more(sizes: Sizes) -> int:
-    """Return the MLP-wide buffers that the backward pass adds to those that are kept."""
+    """Return the MLP-wide buffers that the backward pass adds to the kept ones."""
     more = 2
     if sizes.has_down:
         # Without dropout the product of gate and up is kept, and reused for its gradient.
@@ -337,25 +328,23 @@ def _mlp_more(sizes: Sizes) -> int:
 
 
 def _attention_more(sizes: Sizes) -> int:
-    """Return the features that attention's backward pass adds, minus those freed before it.
-
-    It adds the gradients of the output, the residual stream, attention's output, the queries, keys
-    and values; the middle of the residual stream and the whole MLP are freed by then.
-    """
+    """Return the features that attention's backward pass adds, minus those freed before it."""
+    # Freed: the middle of the residual stream and all of the MLP. Added: gradients of the output,
+    # the residual stream, attention's output, queries, keys and values.
     gone = (1 + _inputs(sizes.num_mlp, sizes)) * sizes.hidden
     gone += (2 + int(sizes.has_down)) * sizes.ffn
     return 2 * sizes.hidden + 2 * sizes.queries + 2 * sizes.keys - gone
 
 
 def _count_again(sizes: Sizes) -> int:
-    """Return the features at the fullest moment of a recomputed layer: in its MLP."""
+    """Return the features at the fullest moment of a recomputed layer, in its MLP."""
     masked = 2 if sizes.has_dropout else 1
     hidden = 3 + int(sizes.has_four_norms)
     for count in (sizes.num_attention, sizes.num_mlp):
         hidden += masked * _inputs(count, sizes)
     heads = int(sizes.has_head_norms) + int(sizes.has_fused_heads)
     queries = 2 + heads + (2 if sizes.has_o and sizes.has_dropout else 0)
-    # Without dropout one less than in the code made for a CPU.
+    # Without dropout one buffer less than in the compiler's code for a CPU, which tests read.
     ffn = 4 + (masked * int(sizes.has_down) if sizes.has_dropout else 0)
     ffn += int(sizes.has_fused_gate) + int(sizes.has_gelu and sizes.has_dropout)
     wide = _dora_again(sizes) + queries * sizes.queries + (2 + heads) * sizes.keys
@@ -369,17 +358,15 @@ def _again_attention(sizes: Sizes) -> int:
 
 
 def _measure_full(sizes: Sizes, width: int, tokens: int, scratch: int) -> LayerMemory:
-    """Count the bytes of a layer whose weights are trained.
-
-    A kept layer also holds its weights in the narrow type, since they are cast within it; when its
-    backward pass ends, the fp32 gradients of all its weights are allocated.
-    """
+    """Return the memory of a layer whose weights are trained."""
     wide = 4
+    # The fp32 weights are cast within the layer, so a kept layer also holds the narrow copies.
     kept = tokens * count_kept_full(sizes, width, wide) + width * sizes.num_weights
     mlp = tokens * (wide * sizes.hidden + width * sizes.ffn) + wide * sizes.largest_weights
     gone = tokens * width * (2 * sizes.hidden + 3 * sizes.ffn) + width * 3 * sizes.largest_weights
     attention = tokens * (2 * wide * sizes.hidden + width * 2 * (sizes.queries + sizes.keys))
     attention += scratch + wide * 3 * sizes.largest_weights - gone
+    # At the end of the pass the fp32 gradients of all weights are allocated.
     end = wide * (2 * sizes.hidden * tokens + sizes.num_weights)
     again = 8 * sizes.hidden + 2 * sizes.queries + 2 * sizes.keys + 6 * sizes.ffn
     casts = width * (sizes.num_weights - sizes.largest_weights)

@@ -1,10 +1,9 @@
 """Count the bytes of mixers that carry a state from token to token: Mamba 2, the gated delta rule.
 
-What a compiled layer keeps was read off the compiler's partition, tensor by tensor: the convolution
-keeps its input in fp32, the operator what it gets, and the gated norm both of its factors. The
-operator (agents/trainer/kernels/linear_attention.py) saves nothing else: its backward pass repeats
-the forward pass in fp32, whose tensors are a peak of their own. Tests compare both with the
-trainer's code.
+The kept tensors were derived from the compiler's partition: the convolution keeps its input in
+fp32, the operator its inputs, and the gated norm both of its factors. The operator
+(agents/trainer/kernels/linear_attention.py) saves nothing else: its backward pass repeats the
+forward pass in fp32, which causes a peak of its own. Tests compare both with the trainer's code.
 """
 
 from __future__ import annotations
@@ -13,36 +12,36 @@ from dataclasses import dataclass
 
 from app.planning.shape.model_shape import LayerShape, Mixer
 
-# Tokens of a chunk: each token has a weight for every token of its chunk, and each chunk a state.
+# Tokens of a chunk; a token has a weight for every token of its chunk, and a chunk has one state.
 _CHUNK_TOKENS = 64
 _WIDE = 4  # bytes of fp32
-# fp32 copies at the fullest moment of the operator's backward pass: of keys for each head of
-# values, of values, of keys, and of the weights within a chunk. Tensors that are freed meanwhile
-# count in part.
+# Number of fp32 copies at the fullest moment of the operator's backward pass: of keys for each head
+# of values, of values, of keys, and of the weights within a chunk. Fractions come from tensors that
+# are alive for a part of that moment.
 _SCRATCH_DELTA, _SCRATCH_MAMBA = (10.0, 7.6, 4.9, 3.8), (5.0, 5.3, 1.2, 3.6)
-# fp32 copies of values in the gradients that are there meanwhile, in a layer that keeps its
-# activations and in one that recomputes (layers of Qwen3.5-9B, and of Granite 4 with QLoRA, on an
-# H100).
-_BESIDE_DELTA, _BESIDE_MAMBA = (3.25, 3.3), (4.0, 2.2)
+# Number of fp32 copies of values in the layer's other gradients at that moment: in a layer that
+# keeps its activations, and in one that recomputes. Measured with layers of Qwen3.5-9B, and of
+# Granite 4 with QLoRA, on an H100.
+_OTHER_DELTA, _OTHER_MAMBA = (3.25, 3.3), (4.0, 2.2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixerMemory:
-    """Bytes per token."""
+    """Memory of a mixer, in bytes per token."""
 
     kept_bytes: float = 0.0
-    """Saved for the backward pass, beside the inputs of the first adapters."""
+    """Tensors saved for the backward pass, without the inputs of the first adapters."""
     scratch_bytes: float = 0.0
-    """Most that the operator's backward pass has at once, its results included."""
-    beside_bytes: float = 0.0
-    """Gradients of the layer that are there meanwhile: of the convolution, and of the operator's
-    result on its way there."""
-    beside_again_bytes: float = 0.0
-    """The same in a layer that recomputes."""
+    """Peak of the operator's backward pass, its results included."""
+    other_bytes: float = 0.0
+    """Other gradients of the layer during that peak: of the convolution and of the operator's
+    result."""
+    other_again_bytes: float = 0.0
+    """The same gradients in a layer that recomputes."""
 
 
 def count_mixer(layer: LayerShape, width: int) -> MixerMemory:
-    """Return what the mixer of a layer holds; nothing for attention, which `layers` counts.
+    """Return the memory of a layer's mixer; 0 for attention, which `layers` counts.
 
     Args:
         layer: the layer.
@@ -63,12 +62,12 @@ def count_mixer(layer: LayerShape, width: int) -> MixerMemory:
     keys, values = mixer.num_groups * mixer.key_dim, mixer.num_heads * mixer.value_dim
     convolved = (_WIDE + width) * (2 * keys + values)
     is_delta = layer.kind == "delta"
-    copies, copies_again = _BESIDE_DELTA if is_delta else _BESIDE_MAMBA
+    copies, copies_again = _OTHER_DELTA if is_delta else _OTHER_MAMBA
     return MixerMemory(
         kept_bytes=(_count_delta if is_delta else _count_mamba)(mixer, width),
         scratch_bytes=_count_scratch(mixer, _SCRATCH_DELTA if is_delta else _SCRATCH_MAMBA),
-        beside_bytes=convolved + copies * _WIDE * values,
-        beside_again_bytes=convolved + copies_again * _WIDE * values,
+        other_bytes=convolved + copies * _WIDE * values,
+        other_again_bytes=convolved + copies_again * _WIDE * values,
     )
 
 
@@ -81,9 +80,9 @@ def _count_delta(mixer: Mixer, width: int) -> int:
 
 def _count_mamba(mixer: Mixer, width: int) -> int:
     keys, values = mixer.num_groups * mixer.key_dim, mixer.num_heads * mixer.value_dim
-    # What is written and read is fp32; the gate, the input and the gated result are narrow.
+    # Convolved keys and values are fp32; the gate, the input and the gated result are narrow.
     wide = _WIDE * (2 * keys + values) + 2 * _WIDE * values
-    # The gate and the decays are parts of one product, all of which stays for them.
+    # The saved gate and decays are views of one projection's output, so all of it stays allocated.
     whole = 2 * values + 2 * keys + mixer.num_heads
     heads = _WIDE * mixer.num_heads
     return wide + width * (whole + 2 * keys + 2 * values) + heads + _WIDE
@@ -95,6 +94,6 @@ def _count_scratch(mixer: Mixer, copies: tuple[float, float, float, float]) -> f
     of_keys, of_values, of_groups, of_pairs = copies
     features = of_keys * heads * mixer.key_dim + of_values * heads * mixer.value_dim
     features += of_groups * mixer.num_groups * mixer.key_dim + of_pairs * heads * _CHUNK_TOKENS
-    # States of chunks, and gradients of them.
+    # States of the chunks and their gradients.
     states = 1.5 * heads * mixer.key_dim * mixer.value_dim / _CHUNK_TOKENS
     return _WIDE * (features + states)

@@ -1,8 +1,8 @@
-"""List the moments of a step at which memory may be fullest, and what is allocated at each.
+"""List the moments of a step at which memory may peak, and the allocated bytes at each.
 
-At the loss and in the gradient of the last norm all kept activations are allocated. They are freed
-layer by layer; layers that recompute come last, being the first of the model. The optimizer steps
-when all activations are freed.
+At the loss and in the gradient of the last norm all kept activations are allocated. The backward
+pass then frees them layer by layer. Layers that recompute are the first of the model, so their
+backward passes come last. The optimizer steps when all activations are freed.
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ from app.planning.shape.model_shape import LayerShape, ModelShape
 _CHUNK_VALUES, _KERNEL_VALUES = 1 << 24, 1 << 25
 # Bytes per logit: logits, exponents and gradients, those of the previous chunk included.
 _CHUNK_BYTES = 16
-# Bytes per weight of a trained head: its fp32 gradient and two narrow copies. Tied to the
-# embedding, the gradient stays allocated until that of the embedding is there, at the end of the
-# pass.
+# Bytes per weight of a trained head: its fp32 gradient and two narrow copies. If it is tied to the
+# embedding, the gradient stays allocated until the embedding's is added at the end of the pass.
 _HEAD_BYTES_FULL, _HEAD_BYTES_HELD = 8, 4
-# The same of logits and of weights when a chunk's part is added to that gradient: it is a narrow
-# copy more of the weights, while less is left of the chunk.
+# Bytes per logit and per weight when a chunk's part is added to that gradient: one more narrow copy
+# of the weights, but less of the chunk.
 _ADDED_CHUNK, _ADDED_HEAD = 10, 10
-# For each feature of each token in the gradient of the last norm, if it is not compiled: fp32
-# copies, counted tensor by tensor; in full training one of them is the residual stream itself.
+# Bytes per feature of each token in the gradient of a last norm that is not compiled: fp32 copies,
+# counted tensor by tensor. In full training one of them is the residual stream itself.
 _NORM_BYTES, _NORM_BYTES_FULL = 24, 20
-# The same in types as wide as the products', if it is compiled: its input, the gradient of the
-# features, that times a factor, and spread over all tokens.
+# Copies in the products' type in the gradient of a compiled last norm: its input, the gradient of
+# the features, that gradient times a factor, and spread over all tokens.
 _NORM_COPIES = 4
 # Flat rows are padded to a multiple of this number of tokens.
 _SIZE_STEP = 64
-# Inputs of recomputed layers on the GPU: on their way to the host until the loss, and back, beside
-# that of the current layer; the latter where few layers keep or move activations.
+# Inputs of recomputed layers on the GPU: being copied to the host at the loss, and being copied
+# back in addition to the current layer's; the last figure if few layers keep or move activations.
 _LEAVING_INPUTS, _COMING_INPUTS, _FEW_INPUTS = 5, 4, 2
-# Gradients of adapters are held to the end of a micro-batch, if all of them take no more than this
+# Limit up to which gradients of adapters are held to the end of a micro-batch
 # (agents/trainer/execution/executor.py).
 _MAX_HELD_BYTES = 1 << 28
 # Values of rotary angles for each token, in copies of a head's width: sine and cosine.
@@ -55,7 +54,7 @@ _STEP_BYTES = {"adamw": 8, "adamw_8bit": 0, "paged_adamw_8bit": 0}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """Bytes at one moment, beyond those that are always allocated."""
+    """Bytes at one moment, beyond the permanently allocated ones."""
 
     activations_bytes: float = 0.0
     inputs_bytes: float = 0.0
@@ -64,7 +63,7 @@ class Moment:
     step_bytes: float = 0.0
 
     def add(self, *, loss_bytes: float, workspace_bytes: float) -> Moment:
-        """Return a moment with more of these."""
+        """Return a moment with these bytes added."""
         return replace(
             self,
             loss_bytes=self.loss_bytes + loss_bytes,
@@ -73,7 +72,7 @@ class Moment:
 
     @property
     def sum_bytes(self) -> float:
-        """Sum of all parts."""
+        """Sum of all parts, in bytes."""
         held = self.activations_bytes + self.inputs_bytes + self.loss_bytes
         return held + self.workspace_bytes + self.step_bytes
 
@@ -106,7 +105,7 @@ def list_pass_moments(
         workspace_bytes=_ANGLES * width * shape.head_dim * tokens,
     )
     ends = _list_ends(shape, spec, tokens, gpu) if has_head else []
-    # All kept activations are still there while the loss is computed.
+    # All kept activations are still allocated while the loss is computed.
     moments = [replace(held, loss_bytes=end) for end in ends]
     full = spec.adapter.kind == "full"
     waiting = _HEAD_BYTES_HELD * shape.num_embedding if full and shape.is_tied else 0
@@ -118,7 +117,8 @@ def list_pass_moments(
         most = num_recomputed if inputs_stay else _COMING_INPUTS
         if plan.is_sparse(shape.num_layers) and not inputs_stay:
             most = _FEW_INPUTS
-        # While inputs of earlier layers come back, and in the first layer, which is the last.
+        # Two candidates for the peak: while inputs of earlier layers are copied back, and in the
+        # first layer, whose backward pass is the last, when gradients of all others are held.
         for others in {min(num_recomputed - 1, most), 0}:
             done = max(0, shape.num_layers - 1 - others) / shape.num_layers
             moments.append(
@@ -138,37 +138,32 @@ def _count_activations(
     """Return the bytes of kept activations when the loss is computed."""
     num_kept = shape.num_layers - plan.num_recomputed - plan.num_moved
     found = (num_kept + plan.count_in_flight(shape.num_layers)) * one.kept_bytes
-    # The first layer keeps no input: nothing before it is trained.
+    # The first layer keeps no input, since an adapter run trains nothing before it.
     is_first_kept = num_kept == shape.num_layers and spec.adapter.kind != "full"
     return found - one.input_bytes if is_first_kept else found
 
 
 def _count_inputs(plan: LayerPlan, *, inputs_stay: bool) -> int:
-    """Return the inputs of recomputed layers on the GPU when the loss is computed.
-
-    They are the first layers, so those that move their activations later wait for the copies.
-    """
+    """Return the number of recomputed layers' inputs on the GPU when the loss is computed."""
     if inputs_stay:
         return plan.num_recomputed
+    # Recomputed layers come first, so layers that offload later have waited for their copies.
     return 0 if plan.num_moved else min(plan.num_recomputed, _LEAVING_INPUTS)
 
 
 def _list_ends(
     shape: ModelShape, spec: RunSpec, tokens: int, gpu: GpuMemory
 ) -> tuple[float, float]:
-    """Return the bytes of the end of the model: in the loss, and in the gradient of its norm.
-
-    A compiled norm has kept its input, another one an fp32 copy of it; features and their gradient
-    exist once.
-    """
+    """Return the bytes of the model's end: in the loss, and in the gradient of its last norm."""
     features, width = tokens * shape.hidden, choose_width(spec, gpu)
     chunk_bytes = _count_chunk(shape, spec, tokens, gpu)
     if spec.adapter.kind != "full":
+        # A compiled norm keeps its input, one that is not compiled an fp32 copy of it.
         kept = width if is_compiled(spec, gpu) else 4
         norm = _NORM_COPIES * width if is_compiled(spec, gpu) else _NORM_BYTES
         return chunk_bytes + (kept + 2 * width) * features, norm * features
     head = shape.num_embedding
-    # The kernel's chunk of logits is no smaller when its part is added to the gradient.
+    # A chunk of the kernel does not shrink while its part is added to the gradient.
     added_bytes = min(chunk_bytes, _ADDED_CHUNK * _CHUNK_VALUES)
     loss = 12 * features + max(
         chunk_bytes + _HEAD_BYTES_FULL * head, added_bytes + _ADDED_HEAD * head
@@ -194,7 +189,7 @@ def find_step_moment(spec: RunSpec, num_trained: int) -> Moment:
 def worst_pass_bytes(
     shape: ModelShape, spec: RunSpec, setting: MemorySetting, gpu: GpuMemory, *, longest_tokens: int
 ) -> float:
-    """Return the peak of the passes beyond what is always allocated, in bytes."""
+    """Return the peak of the passes beyond the permanently allocated memory, in bytes."""
     moments = list_pass_moments(shape, spec, setting, gpu, longest_tokens=longest_tokens)
     return max(moment.sum_bytes for moment in moments)
 
@@ -202,10 +197,9 @@ def worst_pass_bytes(
 def measure_layers(
     shape: ModelShape, spec: RunSpec, gpu: GpuMemory, tokens: int, num_segments: int
 ) -> LayerMemory:
-    """Count the bytes of a layer: what is kept in the mean, and the peak of the one with most.
+    """Return the memory of a layer: the mean of the kept bytes, the maximum of the peaks.
 
-    Compiled or not, as they would be on this card. In the backward pass what later layers have kept
-    is freed already.
+    Layers count as compiled if they would be on this card.
     """
     found = {
         layer: _measure_layer(shape, layer, spec, gpu, tokens, num_segments)
@@ -214,9 +208,10 @@ def measure_layers(
     kept_bytes = sum(count * found[layer].kept_bytes for layer, count in shape.kinds)
     backward_bytes = freed_bytes = 0.0
     for layer in reversed(shape.layers):
-        one = found[layer]
-        backward_bytes = max(backward_bytes, one.backward_bytes - freed_bytes)
-        freed_bytes += one.kept_bytes
+        memory = found[layer]
+        # The activations of later layers are freed by then.
+        backward_bytes = max(backward_bytes, memory.backward_bytes - freed_bytes)
+        freed_bytes += memory.kept_bytes
     return LayerMemory(
         kept_bytes=kept_bytes / shape.num_layers,
         input_bytes=found[shape.layers[0]].input_bytes,

@@ -1,8 +1,8 @@
-"""Which linear layers of a decoder layer get an adapter, by the targets of a run file.
+"""Choose the linear layers that get an adapter, by the targets of a run file.
 
-PEFT matches targets with the full names of modules, so that they may mean some layers and not
-others. The names here are those of a Llama; in a model whose decoder has another name, a target
-that spells it is not found. Layers that targets distinguish are told apart by `number`.
+PEFT matches targets with the full names of modules, so a target may select some decoder layers and
+not others; such layers get different values of `number`. Full names here are those of a Llama. In a
+model whose decoder is named otherwise, a target that spells out that name matches nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ Targets = str | tuple[str, ...]
 
 
 def choose_targets(layer: LayerShape, targets: Targets) -> tuple[Linear, ...]:
-    """Return the linear layers that get an adapter.
-
-    An expression that is invalid matches nothing here, and the trainer reports it.
-    """
+    """Return the linear layers that get an adapter."""
     if targets == "all-linear":
         return tuple(one for one in layer.linears if one.is_adapted)
     if isinstance(targets, str):
         try:
             pattern = re.compile(targets)
         except re.error:
-            return ()
+            return ()  # the trainer reports an invalid expression
         return tuple(one for one in layer.linears if pattern.fullmatch(_name(layer, one)))
     return tuple(
         one
@@ -39,12 +36,13 @@ def choose_targets(layer: LayerShape, targets: Targets) -> tuple[Linear, ...]:
 
 
 def tell_layers_apart(layers: Sequence[LayerShape], targets: Targets) -> tuple[LayerShape, ...]:
-    """Return layers, of which those in which targets choose otherwise are no longer one object.
+    """Return layers such that one object stands only for layers with the same adapters.
 
     Args:
-        layers: in the order of the model; equal ones are the same object.
-        targets: of the adapter.
+        layers: layers in the order of the model; equal ones are the same object.
+        targets: targets of the adapter.
     """
+    # Only expressions and dotted endings can distinguish layers.
     is_alike = targets == "all-linear" or (
         not isinstance(targets, str) and not any("." in target for target in targets)
     )

@@ -1,4 +1,4 @@
-"""Read values of a model's config.json, with a clear error where one is missing."""
+"""Read values of a model's config.json, with a clear error if one is missing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ class ConfigReader:
         """Return the first of these sizes that is given, at least 1.
 
         Raises:
-            UserError: none of them is a size.
+            UserError: no size of at least 1 is given.
         """
         for name in names:
             value = self._known.get(name)
             if isinstance(value, list):
-                value = value[0] if value and all(one == value[0] for one in value) else None
+                # Some families write a size per layer; only equal ones are supported.
+                value = value[0] if value and all(size == value[0] for size in value) else None
             if value is not None:
                 break
+        # In Python a bool is an int, too.
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UserError(
                 f"The model's config.json has {names[0]}: {value!r}, which is not a size.", _HINT
@@ -35,7 +37,7 @@ class ConfigReader:
         return value
 
     def count(self, *names: str) -> int:
-        """Return the first of these numbers that is given and not 0; else 0."""
+        """Return the first of these numbers that is given and positive, else 0."""
         for name in names:
             value = self._known.get(name)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -43,24 +45,24 @@ class ConfigReader:
         return 0
 
     def has(self, name: str) -> bool:
-        """Return whether a switch is on."""
+        """Return whether a switch is given and on."""
         return bool(self._known.get(name, False))
 
     def ratio(self, name: str) -> float:
-        """Return a factor; 1: none is given."""
+        """Return a factor; 1 if it is not given."""
         value = self._known.get(name)
         return float(value) if isinstance(value, (int, float)) else 1.0
 
     def entries(self, name: str) -> list[Any]:
-        """Return a list; empty: none is given."""
+        """Return a list; empty if it is not given."""
         value = self._known.get(name)
         return list(value) if isinstance(value, (list, tuple)) else []
 
     def each(self, name: str, count: int) -> list[Any]:
-        """Return a list with a value for each layer; empty: none is given.
+        """Return a list with a value for each layer; empty if it is not given.
 
         Raises:
-            UserError: it has fewer.
+            UserError: the list is shorter.
         """
         found = self.entries(name)
         if found and len(found) < count:
@@ -70,6 +72,6 @@ class ConfigReader:
         return found[:count]
 
     def mapping(self, name: str) -> Mapping[str, Any]:
-        """Return a mapping; empty: none is given."""
+        """Return a mapping; empty if it is not given."""
         value = self._known.get(name)
         return value if isinstance(value, Mapping) else {}

@@ -1,7 +1,7 @@
 """The decoder layers of families that differ from a Llama by more than a norm or a bias.
 
-Each function reads one layer of a family's class in Transformers from a config: which linear layers
-it has, under which names, and how many parameters beside them. Tests hold them against the classes.
+Each function derives one layer of a family's class in Transformers from a config: its linear layers
+with their names, and the number of its other parameters. Tests compare them with the classes.
 `mixer_layers` has the layers that carry a state from token to token.
 """
 
@@ -38,6 +38,7 @@ def _attend(
     _, queries, keys = _widths(config)
     bias = config.has("attention_bias")
     on_qkv, on_output = (bias if given is None else given for given in (on_qkv, on_output))
+    # With gates, the projection of the queries also gives a gate for each of their features.
     widths = {"q_proj": queries * (2 if gates else 1), "k_proj": keys, "v_proj": keys}
     layer.attention += [
         Linear(name=n, num_inputs=layer.hidden, num_outputs=w, has_bias=on_qkv, part=part)
@@ -90,7 +91,7 @@ def _kind(config: ConfigReader, place: int, name: str = _KIND) -> str:
 
 
 def read_llama(config: ConfigReader, place: int) -> LayerShape:
-    """Return a layer of Llama and its likes."""
+    """Return a layer of Llama and similar families."""
     layer = _begin(config)
     _attend(layer, config)
     _feed(layer, config.number("intermediate_size"), bias=config.has("mlp_bias"))
@@ -98,7 +99,7 @@ def read_llama(config: ConfigReader, place: int) -> LayerShape:
 
 
 def read_unbiased(config: ConfigReader, place: int) -> LayerShape:
-    """Return a layer without any bias, whatever else the config says (Mistral's)."""
+    """Return a layer without any bias, even if the config asks for one (Mistral's)."""
     layer = _begin(config)
     _attend(layer, config, on_qkv=False, on_output=False)
     _feed(layer, config.number("intermediate_size"))
@@ -106,7 +107,7 @@ def read_unbiased(config: ConfigReader, place: int) -> LayerShape:
 
 
 def read_cohere(config: ConfigReader, place: int) -> LayerShape:
-    """Return a layer of Cohere, whose attention and MLP stand side by side."""
+    """Return a layer of Cohere, whose attention and MLP are parallel and share one norm."""
     layer = _begin(config, 1)
     _attend(layer, config)
     _feed(layer, config.number("intermediate_size"))
@@ -120,7 +121,7 @@ def read_olmo(config: ConfigReader, place: int) -> LayerShape:
     layer = _begin(config)
     _attend(layer, config)
     _feed(layer, config.number("intermediate_size"))
-    layer.num_norms += sum(_widths(config)[1:])  # of all queries, of all keys
+    layer.num_norms += sum(_widths(config)[1:])  # one norm over all queries, one over all keys
     return layer.finish()
 
 
@@ -143,7 +144,7 @@ def read_glm4_moe(config: ConfigReader, place: int) -> LayerShape:
 
 
 def _feed_deepseek(layer: LayerParts, config: ConfigReader, place: int) -> None:
-    """Add a dense MLP, or routed experts beside shared ones."""
+    """Add a dense MLP, or routed and shared experts."""
     kinds = config.each("mlp_layer_types", place + 1)
     is_dense = kinds[place] == "dense" if kinds else place < config.count("first_k_dense_replace")
     if is_dense or not config.count("n_routed_experts"):
@@ -185,7 +186,7 @@ def read_deepseek(config: ConfigReader, place: int) -> LayerShape:
 
 
 def read_gpt_oss(config: ConfigReader, place: int) -> LayerShape:
-    """Return a layer of gpt-oss, with a sink for each head and biased experts."""
+    """Return a layer of gpt-oss, with an attention sink for each head and biased experts."""
     layer = _begin(config)
     _attend(layer, config)
     layer.num_other = config.number("num_attention_heads")  # sinks
@@ -303,7 +304,7 @@ def read_gemma3n(config: ConfigReader, place: int) -> LayerShape:
 
 
 def count_per_layer_inputs(config: ConfigReader) -> int:
-    """Return the parameters of the embedding that each layer of Gemma reads."""
+    """Return the parameters of the per-layer embedding of Gemma 3n and 4."""
     width = config.count("hidden_size_per_layer_input")
     if not width:
         return 0
@@ -313,7 +314,7 @@ def count_per_layer_inputs(config: ConfigReader) -> int:
 
 
 def count_streams(config: ConfigReader) -> int:
-    """Return those and what makes the parallel residual streams of Gemma 3n."""
+    """Return the same plus the projections of Gemma 3n's parallel residual streams."""
     streams = config.number("altup_num_inputs") - 1
     return 2 * streams * config.number("hidden_size") ** 2 + count_per_layer_inputs(config)
 
@@ -361,7 +362,7 @@ def read_granite_hybrid(config: ConfigReader, place: int) -> LayerShape:
 
 
 def read_falcon_h1(config: ConfigReader, place: int) -> LayerShape:
-    """Return a layer of Falcon-H1, with Mamba beside attention."""
+    """Return a layer of Falcon-H1, with Mamba and attention in parallel."""
     layer = _begin(config)
     pass_through_mamba(
         layer, config, prefix="mamba_", part="mamba", has_norm=config.has("mamba_rms_norm"),
@@ -375,7 +376,7 @@ def read_falcon_h1(config: ConfigReader, place: int) -> LayerShape:
 
 
 def read_nemotron_h(config: ConfigReader, place: int) -> LayerShape:
-    """Return a layer of Nemotron-H: attention, Mamba, an MLP or experts alone."""
+    """Return a layer of Nemotron-H, which is only one of attention, Mamba, MLP and experts."""
     layer = _begin(config, 1)
     kind = _kind(config, place, "layers_block_type") or _kind(config, place)
     bias = config.has("mlp_bias")
@@ -399,7 +400,8 @@ def read_nemotron_h(config: ConfigReader, place: int) -> LayerShape:
 
 
 def with_layer_list(known: dict[str, Any]) -> dict[str, Any]:
-    """Return a config of Nemotron-H with the number of its layers, which their list tells."""
+    """Return a config of Nemotron-H with the list and number of its layers."""
+    # Older configs have a string with one letter per layer instead of the list.
     pattern = known.get("hybrid_override_pattern")
     if isinstance(pattern, str) and "layers_block_type" not in known and _KIND not in known:
         named = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -419,7 +421,7 @@ def read_mamba2(config: ConfigReader, place: int) -> LayerShape:
 
 
 def find_lfm2_ffn(config: ConfigReader) -> int:
-    """Return the width of the MLP that LFM2's class makes of `intermediate_size`."""
+    """Return the width of the MLP that LFM2's class derives from `intermediate_size`."""
     width = config.number("block_ff_dim", "intermediate_size")
     if not config.has("block_auto_adjust_ff_dim"):
         return width

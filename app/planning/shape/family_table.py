@@ -1,4 +1,4 @@
-"""How the layers of each family are read, and what its configs leave out."""
+"""Table of model families: the reader of their layers, and the defaults of their configs."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from app.planning.shape.layer_shape import LayerShape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """How a family's config is read."""
+    """Reader and defaults of one family's configs."""
 
     read: Callable[[ConfigReader, int], LayerShape]
-    """Returns the layer at a place."""
+    """Returns the layer at an index."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What its configuration class fills in where config.json says nothing."""
+    """Defaults of its configuration class for keys that config.json leaves out."""
     ffn: tuple[str, ...] = ("intermediate_size",)
     """Keys of the width of a dense MLP."""
     expert_ffn: tuple[str, ...] = ("moe_intermediate_size", "intermediate_size")
     """Keys of the width of one expert."""
-    beside: Callable[[ConfigReader], int] = lambda config: 0
-    """Returns the parameters outside of embedding, layers, last norm and head."""
+    count_outside: Callable[[ConfigReader], int] = lambda config: 0
+    """Returns the number of parameters outside of embedding, layers, last norm and head."""
     may_be_cut: bool = True
-    """Whether nothing but features goes from layer to layer, so that a pipeline can divide it."""
+    """True if layers pass only features to the next one, so that a pipeline can divide them."""
 
 
 _MISTRAL = {"num_key_value_heads": 8}
@@ -99,14 +99,15 @@ FAMILIES: dict[str, Family] = {
             "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 16,
             "num_experts_per_tok": 1, "intermediate_size_mlp": 16384,
         }),
-    "phi": Family(read=read_phi, beside=lambda config: (
+    "phi": Family(read=read_phi, count_outside=lambda config: (
         config.number("hidden_size") + config.number("vocab_size")  # biases of last norm and head
     )),
-    "gemma3n_text": Family(read=read_gemma3n, beside=count_streams, may_be_cut=False, defaults={
+    "gemma3n_text": Family(read=read_gemma3n, count_outside=count_streams, may_be_cut=False,
+        defaults={
         **_TIED, **_PER_LAYER, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512,
         "num_kv_shared_layers": 15, "laurel_rank": 64, "altup_num_inputs": 4,
     }),
-    "gemma4_text": Family(read=read_gemma4, beside=count_per_layer_inputs, may_be_cut=False,
+    "gemma4_text": Family(read=read_gemma4, count_outside=count_per_layer_inputs, may_be_cut=False,
         defaults={
         **_TIED, **_PER_LAYER, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
         "sliding_window": 512,

@@ -20,7 +20,7 @@ class Linear:
     part: str = ""
     """Module that holds it; empty: self_attn or mlp, by its name; `.`: the decoder layer itself."""
     is_adapted: bool = True
-    """Whether `all-linear` gives it an adapter."""
+    """True if `all-linear` gives it an adapter."""
 
     @property
     def place(self) -> str:
@@ -32,12 +32,12 @@ class Linear:
 
     @property
     def num_weights(self) -> int:
-        """Values of the matrix."""
+        """Number of values of the matrix."""
         return self.num_inputs * self.num_outputs
 
     @property
     def num_parameters(self) -> int:
-        """Values of the matrix and the bias."""
+        """Number of values of the matrix and the bias."""
         return self.num_weights + (self.num_outputs if self.has_bias else 0)
 
 
@@ -46,9 +46,9 @@ class Mixer:
     """Sizes of a mixer that carries a state from token to token."""
 
     num_groups: int
-    """Heads of queries and keys; in Mamba groups of heads that share them."""
+    """Number of heads of queries and keys; in Mamba, of groups of heads that share them."""
     num_heads: int
-    """Heads of values."""
+    """Number of heads of values."""
     key_dim: int
     value_dim: int
 
@@ -60,29 +60,29 @@ class LayerShape:
     linears: tuple[Linear, ...]
     """Linear layers: attention first, then the MLP or the shared expert."""
     num_attention: int
-    """Parameters of the linear layers of attention."""
+    """Number of parameters of attention's linear layers."""
     num_mlp: int
-    """Parameters of the linear layers of the MLP, shared experts included."""
+    """Number of parameters of the MLP's linear layers, shared experts included."""
     num_norms: int
     num_router: int = 0
-    """Parameters of the router."""
+    """Number of parameters of the router."""
     num_experts_params: int = 0
-    """Parameters of all experts together."""
+    """Number of parameters of all experts together."""
     num_met_params: int = 0
-    """Parameters of the experts that one token is routed to."""
+    """Number of parameters of the experts that one token is routed to."""
     kind: str = "attention"
-    """What mixes tokens: attention, delta (gated delta rule), mamba, both (Mamba beside attention),
-    convolution, or none."""
+    """Mixer of tokens: attention, delta (gated delta rule), mamba, both (Mamba and attention in
+    parallel), convolution, or none."""
     num_other: int = 0
-    """Parameters beside: convolutions, decays, sinks and the like."""
+    """Number of other parameters: convolutions, decays, sinks and the like."""
     mixer: Mixer | None = None
     """Sizes of its delta rule or Mamba; None: it has neither."""
     number: int = 0
-    """Index of a layer like it, with which names in targets are matched."""
+    """Index of the first layer that it stands for, with which names in targets are matched."""
 
     @property
     def num_parameters(self) -> int:
-        """All parameters of the layer."""
+        """Number of all parameters of the layer."""
         parts = self.num_attention + self.num_mlp + self.num_norms + self.num_other
         return parts + self.num_router + self.num_experts_params
 
@@ -98,10 +98,10 @@ class Experts:
 
 @dataclass(kw_only=True, slots=True)
 class LayerParts:
-    """A decoder layer while it is put together."""
+    """Builder of a decoder layer."""
 
     hidden: int
-    """Features of the residual stream."""
+    """Number of features of the residual stream."""
     kind: str = "attention"
     attention: list[Linear] = field(default_factory=list)
     mlp: list[Linear] = field(default_factory=list)

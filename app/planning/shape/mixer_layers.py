@@ -43,13 +43,13 @@ def pass_through_mamba(
     """Add a Mamba 2 mixer.
 
     Args:
-        layer: The layer that it is added to.
-        config: The model's config.
-        prefix: Of its keys in families that have attention, too.
-        part: Module that holds it.
-        has_norm: Whether what it returns is normalized.
-        output_bias: Key of the switch for a bias of the last projection; empty: that of the first.
-        is_output_adapted: Whether PEFT adapts the last projection.
+        layer: layer to which it is added.
+        config: the model's config.
+        prefix: prefix of its keys in families that also have attention.
+        part: module that holds it.
+        has_norm: whether its result is normalized.
+        output_bias: key of the switch for a bias of the last projection; empty: that of the first.
+        is_output_adapted: whether PEFT adapts the last projection.
     """
     heads = config.number("mamba_n_heads", "mamba_num_heads", "num_heads")
     width = config.count("mamba_d_head", "mamba_head_dim") or config.count("head_dim")

@@ -1,4 +1,4 @@
-"""Name the parts of a model that a run leaves as they are: without an adapter, or in 16 bits."""
+"""List the parts of a model that a run leaves untouched: without an adapter, or in 16 bits."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _WIDE = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelPart:
-    """A part of a model, and what a run does not do with it."""
+    """A part of a model that a run does not treat in one respect."""
 
     kind: PartKind
-    """What is not done: `no_adapter`, `not_quantized`, `untouched` (neither of both), or
-    `no_balance_loss` (the routers' auxiliary loss is left out)."""
+    """Treatment that is left out: `no_adapter`, `not_quantized`, `untouched` (no adapter and not
+    quantized), or `no_balance_loss` (the routers' auxiliary loss)."""
     names: tuple[str, ...]
     """Linear layers by their names in adapter targets, or `experts`, `routers`, `embeddings`,
     `head`, `norms`."""
     num_layers: int
-    """Number of decoder layers that have it; 0: it is outside of them."""
+    """Number of decoder layers that have it; 0: it is outside of the decoder layers."""
     num_weights: int
     num_experts: int = 0
-    """Number of experts of each layer, for experts."""
+    """Number of experts of each layer, if the part is the experts."""
     is_choice: bool = False
-    """Whether `adapter.experts` would give it an adapter."""
+    """True if `adapter.experts` would give it an adapter."""
 
     @property
     def num_bytes(self) -> int:
@@ -40,19 +40,19 @@ class ModelPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSummary:
-    """What a model is, in a few figures."""
+    """Key figures of a model."""
 
     family: str
     """`model_type` of the text model."""
     num_parameters: int
     num_experts: int = 0
-    """Number of experts of each layer that has any."""
+    """Number of experts of each layer that has experts."""
     num_experts_met: int = 0
     """Number of experts that one token is routed to."""
 
 
 def summarize(shape: ModelShape) -> ModelSummary:
-    """Return the figures of a model that people know it by."""
+    """Return the key figures of a model."""
     return ModelSummary(
         family=shape.family,
         num_parameters=shape.num_parameters,
@@ -62,7 +62,7 @@ def summarize(shape: ModelShape) -> ModelSummary:
 
 
 def list_parts(shape: ModelShape, spec: RunSpec) -> tuple[ModelPart, ...]:
-    """Return the parts that a run with an adapter leaves as they are; none in full training.
+    """Return the parts that a run with an adapter leaves untouched; empty in full training.
 
     >>> from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
     >>> from app.planning.shape.model_shape import read_shape
@@ -121,9 +121,9 @@ def _find_linears(shape: ModelShape, spec: RunSpec) -> Iterator[ModelPart]:
 
 
 def _find_ends(shape: ModelShape, spec: RunSpec, *, has_routers: bool) -> Iterator[ModelPart]:
-    """Yield what is no linear layer of a decoder layer: its values are never quantized."""
+    """Yield the parts outside of the decoder layers' linear layers, which are never quantized."""
     is_quantized = spec.adapter.kind == "qlora"
-    # Only a list can name the head: `all-linear` and patterns mean the decoder layers.
+    # Only a list can name the head; `all-linear` and patterns apply to the decoder layers.
     names = spec.adapter.targets
     is_adapted = not isinstance(names, str) and "lm_head" in names and not shape.is_tied
     head = ("head",) if not shape.is_tied and not is_adapted else ()

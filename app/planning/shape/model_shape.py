@@ -1,12 +1,12 @@
 """Read the sizes of a causal language model from its config.json alone.
 
-Every parameter is counted as the classes of Transformers create it: a key that a config leaves out
+Parameters are counted as the classes of Transformers create them: a key that a config leaves out
 has the default of its family's class. Families that differ from a Llama by more than a norm or a
-bias are read by `family_layers`. One that is not listed is read as a Llama, whose parts most others
-share, and marked as not exact; or refused where its config says that its layers are others. Of
-multimodal models only the text model is counted.
+bias are read by `family_layers`. An unlisted family is read as a Llama, whose parts most families
+share, and marked as not exact; it is refused if its config shows that its layers differ. Of a
+multimodal model only the text model is counted.
 
-Transformers keeps the experts of a layer as one tensor per matrix, not as linear layers: only
+Transformers keeps the experts of a layer as one tensor per matrix, not as linear layers, so only
 `adapter.experts` gives them adapters. The trainer quantizes them itself (`num_nf4`); exports leave
 that to their formats (`num_quantized`).
 """
@@ -33,7 +33,7 @@ _GEMMA_3 = {
     "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
     "sliding_window": 4096,
 }  # fmt: skip
-# What a family's configuration class fills in where config.json says nothing.
+# Defaults of a family's configuration class for keys that config.json leaves out.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
@@ -56,14 +56,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_GEMMA_3, "tie_word_embeddings": True},
     "phi3": {},
 }  # fmt: skip
-# Names of the experts of a layer, and of those that a token is routed to: all are in use.
+# Keys for the number of experts of a layer and of a token's experts; families differ.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _MET = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
-# Families whose experts are plain MLPs.
+# Families whose experts have no gate.
 _UNGATED = ("nemotron_h",)
-# Families in which a layer has the weights of another one.
+# Families in which layers share weights.
 _SHARED_LAYERS = ("zamba", "zamba2")
-# Families whose experts have another form, which neither adapters nor NF4 reach.
+# Families whose experts have another form, which the trainer cannot adapt or quantize.
 _OTHER_EXPERTS = ("dbrx", "jetmoe", "longcat_flash", "muse_spark", "step3p7")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 # Text models by the type of the multimodal model around them.
@@ -71,9 +71,9 @@ _TEXT_FAMILIES = {
     "gemma3": "gemma3_text", "gemma3n": "gemma3n_text", "gemma4": "gemma4_text",
     "llama4": "llama4_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
-# What no Llama has: latent attention, states from token to token.
+# Keys of layers that no Llama has: latent attention, states from token to token.
 _STRANGE = ("kv_lora_rank", "state_size", "mamba_d_state", "ssm_state_size", "conv_L_cache")
-# A null in config.json says that there is none, as of DeepSeek-V2-Lite's queries.
+# Keys whose null in config.json means "absent" and not "default", as in DeepSeek-V2-Lite.
 _NONE_BY_NULL = frozenset({"q_lora_rank"})
 _NO_FORECAST = (
     "rackless start trains the model without a forecast, if Transformers has its class; "
@@ -81,7 +81,7 @@ _NO_FORECAST = (
 )
 _LLAMA_KINDS = {"full_attention", "sliding_attention"}
 _MOE = ("mixtral", "qwen2_moe", "qwen3_moe")
-# Unknown families but for this: their MLPs have no gate.
+# Otherwise unknown families whose MLPs are known to have no gate.
 _PLAIN = ("apertus", "arcee", "gpt_neox", "jais2", "nemotron", "persimmon", "starcoder2")
 _FOUR_NORMS = ("gemma2", "gemma3_text")
 _HEAD_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
@@ -100,9 +100,9 @@ class ModelShape:
     family: str
     """`model_type` of the text model: llama, qwen3, ..."""
     is_exact: bool
-    """Whether the family is one whose parts are known here."""
+    """True if the family is listed, so that its parts are known."""
     hidden: int
-    """Features of the residual stream."""
+    """Number of features of the residual stream."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -110,30 +110,31 @@ class ModelShape:
     ffn: int
     """Inner width of the MLP of dense layers."""
     vocab: int
-    """Rows of the embedding."""
+    """Number of rows of the embedding."""
     is_tied: bool
-    """Whether the head is the embedding."""
+    """True if the head is the embedding."""
     layers: tuple[LayerShape, ...] = field(repr=False)
     num_experts: int = 0
-    """Number of experts of each layer that has any."""
+    """Number of experts of each layer that has experts."""
     num_experts_met: int = 0
     """Number of experts that one token is routed to."""
     expert_ffn: int = 0
     """Inner width of one expert."""
     has_softcap: bool = False
-    """Whether scores of attention and logits are capped, as in Gemma 2."""
+    """True if scores of attention and logits are capped, as in Gemma 2."""
     sliding_window: int | None = None
     """Window of sliding-window layers, in tokens; None: full attention."""
     max_tokens: int | None = None
     """Maximum length of a sequence, in tokens; None: not given."""
-    num_beside: int = 0
-    """Parameters outside of embedding, layers, last norm and head."""
+    num_outside: int = 0
+    """Number of parameters outside of embedding, layers, last norm and head."""
     may_be_cut: bool = True
-    """Whether a pipeline can divide it between two layers."""
+    """True if a pipeline can divide it between two layers."""
     kinds: tuple[tuple[LayerShape, int], ...] = field(init=False, repr=False, compare=False)
-    """Distinct layers with their counts, which are quicker to loop over than all layers."""
+    """Distinct layers with their counts, quicker to loop over than all layers."""
 
     def __post_init__(self) -> None:
+        # By identity, since equal layers are one object and hashing a layer is slow.
         layers, counts = {id(one): one for one in self.layers}, Counter(map(id, self.layers))
         kinds = tuple((layer, counts[key]) for key, layer in layers.items())
         object.__setattr__(self, "kinds", kinds)
@@ -145,55 +146,55 @@ class ModelShape:
 
     @property
     def num_embedding(self) -> int:
-        """Parameters of the embedding."""
+        """Number of parameters of the embedding."""
         return self.vocab * self.hidden
 
     @property
     def num_final_norm(self) -> int:
-        """Parameters of the norm after the last layer."""
+        """Number of parameters of the norm after the last layer."""
         return self.hidden
 
     @property
     def num_head(self) -> int:
-        """Parameters of the head; 0: it is tied to the embedding."""
+        """Number of parameters of the head; 0: it is tied to the embedding."""
         return 0 if self.is_tied else self.num_embedding
 
     @property
     def num_parameters(self) -> int:
-        """All parameters, tied ones counted once."""
-        ends = self.num_embedding + self.num_final_norm + self.num_head + self.num_beside
+        """Number of all parameters; tied ones count once."""
+        ends = self.num_embedding + self.num_final_norm + self.num_head + self.num_outside
         return ends + sum(count * layer.num_parameters for layer, count in self.kinds)
 
     @property
     def shares_layers(self) -> bool:
-        """Whether layers share weights, so that none can be held apart from the others."""
+        """True if layers share weights, so that no layer can be held apart from the others."""
         return self.family in _SHARED_LAYERS
 
     @property
     def has_usual_experts(self) -> bool:
-        """Whether it has experts, and of the form that adapters and NF4 reach."""
+        """True if it has experts in the form that adapters and NF4 support."""
         return self.num_experts > 0 and self.family not in _OTHER_EXPERTS
 
     @property
     def num_all_experts(self) -> int:
-        """Parameters of all experts of all layers."""
+        """Number of parameters of all experts of all layers."""
         return sum(count * layer.num_experts_params for layer, count in self.kinds)
 
     @property
     def num_nf4(self) -> int:
-        """Values that a QLoRA run keeps in NF4: matrices of linear layers, and experts."""
+        """Number of values that a QLoRA run keeps in NF4: linear layers' matrices, and experts."""
         return self.num_quantized + (self.num_all_experts if self.has_usual_experts else 0)
 
     @property
     def num_quantized(self) -> int:
-        """Values that are quantized to 4 or 8 bits: the matrices of linear layers."""
+        """Number of values that exports quantize to 4 or 8 bits: linear layers' matrices."""
         return sum(count * one.num_weights for layer, count in self.kinds for one in layer.linears)
 
     def tell_apart(self, targets: str | tuple[str, ...]) -> ModelShape:
-        """Return the model, of which layers in which targets choose otherwise are kinds of layers.
+        """Return the model with separate kinds for layers in which targets select differently.
 
         Args:
-            targets: as in a run file.
+            targets: targets of the adapter, as in a run file.
         """
         return replace(self, layers=tell_layers_apart(self.layers, targets))
 
@@ -217,9 +218,9 @@ class ModelShape:
 
         Args:
             rank: inner dimension.
-            targets: as in a run file.
+            targets: targets of the adapter, as in a run file.
             dora: whether each output has a magnitude.
-            experts: number of experts of each layer whose adapters count; 0: they have none.
+            experts: number of experts of each layer whose adapters count; 0: no adapters.
 
         r (inputs + outputs) for each target (Hu et al. 2021, arXiv:2106.09685, section 4.2). On
         q, k, v and o of Llama-2-7B with r=16: 32 x 4 x 16 x 8,192.
@@ -236,7 +237,7 @@ class ModelShape:
         )
         if not self.has_usual_experts:
             return on_linear
-        # Gate and up are one matrix; some have no gate.
+        # Gate and up are one matrix with one adapter, of double width if there is a gate.
         ups = 1 if self.family in _UNGATED else 2
         one_expert = rank * (self.hidden + (ups + 1) * self.expert_ffn + self.hidden)
         num_sparse = sum(count for layer, count in self.kinds if layer.num_router)
@@ -249,6 +250,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     Raises:
         UserError: it does not describe a causal language model of decoder layers.
     """
+    # A size out of range may be hostile or damaged: refuse it before any arithmetic.
     for odd in find_odd_sizes(config):
         raise UserError(
             f"The model's config.json cannot be used: {odd}.",
@@ -280,8 +282,9 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         ffn=_number(known, "intermediate_size"),
         known=known,
     )
+    # A key of the config wins over the family's default, which may have another name.
     num_experts = _first(text, _EXPERTS) or _first(known, _EXPERTS)
-    # A listed dense family has no experts, whatever else its config has.
+    # A listed dense family has no experts, even if stray keys of its config suggest them.
     if not (family in _MOE or family not in _DEFAULTS):
         num_experts = 0
     dense, sparse = _layer(sizes), _layer(sizes, num_experts)
@@ -311,7 +314,11 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def _refuse_strange(family: str, text: Mapping[str, Any]) -> None:
-    """Refuse a family that is not known and whose layers are not those of a Llama."""
+    """Refuse an unknown family whose config shows that its layers are not a Llama's.
+
+    Raises:
+        UserError: the config has keys or kinds of layers that no Llama has.
+    """
     kinds = {str(kind) for kind in text.get("layer_types") or ()} - _LLAMA_KINDS
     kinds |= {key for key in _STRANGE if text.get(key)}
     if kinds:
@@ -323,7 +330,7 @@ def _refuse_strange(family: str, text: Mapping[str, Any]) -> None:
 
 
 def _read_family(family: str, how: Family, text: Mapping[str, Any]) -> ModelShape:
-    """Return the shape of a model whose layers `family_layers` reads one by one."""
+    """Return the shape of a model of a family that `family_layers` reads layer by layer."""
     known = {**how.defaults, **{k: v for k, v in text.items() if v is not None}}
     for name in _NONE_BY_NULL & text.keys():
         if text[name] is None:
@@ -333,9 +340,10 @@ def _read_family(family: str, how: Family, text: Mapping[str, Any]) -> ModelShap
     config = ConfigReader(known)
     hidden = config.number("hidden_size")
     heads = config.number("num_attention_heads", "num_heads")
-    # Equal layers are one object, by which `kinds` counts them.
+    # Equal layers become one object, since `kinds` counts them by identity.
     seen: dict[LayerShape, LayerShape] = {}
     layers = [how.read(config, place) for place in range(config.number("num_hidden_layers"))]
+    # In latent attention a head has a part with and a part without rotary positions.
     latent = config.count("qk_nope_head_dim")
     has_experts = any(layer.num_experts_params for layer in layers)
     window = known.get("sliding_window") if _slides(family, known, text) else None
@@ -358,7 +366,7 @@ def _read_family(family: str, how: Family, text: Mapping[str, Any]) -> ModelShap
         has_softcap=any(known.get(name) for name in _CAPS),
         sliding_window=int(window) if window else None,
         max_tokens=config.count("max_position_embeddings") or None,
-        num_beside=how.beside(config),
+        num_outside=how.count_outside(config),
         may_be_cut=how.may_be_cut,
     )
 
@@ -379,7 +387,7 @@ class _Sizes:
 
 
 def _first(known: Mapping[str, Any], names: Sequence[str]) -> int:
-    """Return the first of these sizes that a config has; 0: none."""
+    """Return the first of these sizes that a config has, else 0."""
     return next((int(known[name]) for name in names if known.get(name)), 0)
 
 
@@ -403,11 +411,10 @@ def _layer(sizes: _Sizes, num_experts: int = 0) -> LayerShape:
     router = experts = met = 0
     if num_experts:
         router = num_experts * hidden
-        # Gate, up and down.
-        one_expert = 3 * hidden * sizes.expert_ffn
+        one_expert = 3 * hidden * sizes.expert_ffn  # gate, up and down
         experts, met = num_experts * one_expert, _first(known, _MET) * one_expert
         shared = int(known.get("shared_expert_intermediate_size") or 0)
-        # Every token passes the shared expert, so it counts as an MLP beside the routed ones.
+        # Every token passes through the shared expert, so it counts as an MLP.
         if shared and family == "qwen2_moe":
             gate = Linear(name="shared_expert_gate", num_inputs=hidden, num_outputs=1)
             mlp = (*_mlp(sizes, shared, "mlp.shared_expert"), gate)
@@ -430,14 +437,14 @@ def _attention(sizes: _Sizes) -> tuple[Linear, ...]:
     hidden, queries, keys = sizes.hidden, sizes.queries, sizes.keys
     on_all = bool(sizes.known.get("attention_bias", False)) and sizes.family != "phi3"
     on_qkv = on_all
-    # The biases of Qwen2 are fixed in its code; its config has no key for them.
+    # The biases of Qwen2 are hard-coded in its class; its config has no key for them.
     if sizes.family == "qwen2":
         on_qkv, on_all = True, False
     elif sizes.family == "qwen2_moe":
         on_qkv, on_all = bool(sizes.known["qkv_bias"]), False
     last = Linear(name="o_proj", num_inputs=queries, num_outputs=hidden, has_bias=on_all)
     if sizes.family == "phi3":
-        # Phi-3 fuses q, k and v, and below gate and up: an adapter targets the fused matrix.
+        # Phi-3 fuses q, k and v, and gate and up; adapters target the fused matrices.
         return (Linear(name="qkv_proj", num_inputs=hidden, num_outputs=queries + 2 * keys), last)
     outputs = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
     return (
@@ -478,5 +485,5 @@ def _slides(family: str, known: Mapping[str, Any], text: Mapping[str, Any]) -> b
         return "sliding_attention" in known["layer_types"]
     if family.startswith("qwen"):
         return bool(known.get("use_sliding_window", False))
-    # A null in config.json says that there is none; a missing key leaves the family's default.
+    # A null in config.json means full attention; a missing key means the family's default.
     return text.get("sliding_window", known.get("sliding_window")) is not None

@@ -1,1 +1,1 @@
-"""Time and memory of each way to divide a run over GPUs."""
+"""Time and memory of each parallelism mode."""

@@ -15,12 +15,12 @@ from app.planning.subsets import choose_subsets
 
 # Bytes of a checkpoint per trained value.
 _STATE_BYTES = {"adamw": 12.0, "adamw_8bit": 6.0, "paged_adamw_8bit": 6.0}
-# Subsets of the nodes that are computed in full; the others are only estimated.
+# Number of subsets of the nodes that are planned in full; the others are only estimated.
 _MAX_SUBSETS = 6
 
 
 def propose_single(case: Case) -> Iterator[Candidate]:
-    """Yield the plan of the first GPU of each node, alone."""
+    """Yield the plan of each node's first GPU alone."""
     for node in case.cluster.nodes:
         for worker in case.of((node.name,))[:1]:
             yield plan_data(case, (worker,), mode="single")
@@ -52,7 +52,7 @@ def plan_data(case: Case, workers: tuple[Worker, ...], *, mode: ParallelMode = "
         network_s=exposed_s(case, workers, fits, busy_s),
         optimizer_s=max(worker.pace.optimizer_s for worker in workers),
     )
-    # Afterwards, since checkpoints by time depend on the duration of the step.
+    # Last, since the cost of checkpoints by time depends on the duration of the step.
     parts = replace(parts, checkpoint_s=save_s(case, parts, workers))
     gpus = tuple(
         gpu_plan(worker, fit, share=count / case.spec.batch_sequences, tokens_per_s=speed)
@@ -84,12 +84,13 @@ def split_rows(num_rows: int, weights: list[float]) -> list[int]:
 def exposed_s(
     case: Case, workers: tuple[Worker, ...], fits: list[Fit], busy_s: list[float]
 ) -> float:
-    """Return the seconds of a step that the slowest GPU waits for the gradients of the others."""
+    """Return the seconds of a step that the slowest GPU waits for other GPUs' gradients."""
     num = len(workers)
     if num == 1:
         return 0.0
     link = case.ring(workers)
     reduce_s = ring_s(gradient_bytes(case.shape, case.spec), link, num) * case.network_factor
+    # The exchange overlaps with the last micro-batch; the shortest one hides the least.
     last_s = min(
         min(busy, case.busy_s(worker, fit, _last_rows(case, fit), num))
         for worker, fit, busy in zip(workers, fits, busy_s, strict=True)

@@ -1,7 +1,7 @@
 """Plan pipelines: layers are spread over GPUs, and each micro-batch passes through all of them.
 
-Several pipelines can train data parallel, each as one worker with its share of the batch: seven
-PCs as 3 and 4, where both hold the model, wait less than one chain of seven.
+Several pipelines can train data parallel, each as one worker with its share of the batch: seven PCs
+as two chains of 3 and 4, if each can hold the model, wait less than one chain of seven.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from app.planning.memory.gpu import choose_width
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.strategies.data_parallel import split_rows
 from app.planning.strategies.pipeline_memory import (
-    Way,
+    Holding,
     can_offload,
     count_host_bytes,
     fit_stage,
     host_room_bytes,
-    list_ways,
+    list_holdings,
     most_layers,
 )
 from app.planning.strategies.pipeline_schedule import (
@@ -38,40 +38,38 @@ from app.planning.throughput import ModelCost, PlannedPace, arithmetic_share, ma
 
 # Parts of a GPU's memory that a pipeline divides among its stages.
 _SPLIT_PARTS = ("weights", "constants", "adapter", "gradients", "optimizer")
-# A smaller chain is tried only where its memory exceeds those parts by this factor: activations,
-# the CUDA context and uneven stages need the rest.
+# A smaller chain is tried only if its memory exceeds those parts by this factor: activations, the
+# CUDA context and uneven stages need the rest.
 _ROOM_FACTOR = 1.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
-    """One pipeline: GPUs in order, and what each of their stages holds and takes."""
+    """One pipeline: GPUs in order, with the memory and time of their stages."""
 
     workers: tuple[Worker, ...]
     stages: tuple[GpuPlan, ...]
     """Stages with their share of the layers."""
     stages_s: tuple[float, ...]
-    """Seconds of both passes of one micro-batch on each stage."""
+    """Duration of both passes of one micro-batch on each stage, in seconds."""
     transfers_s: tuple[float, ...]
     depths: tuple[int, ...]
     fits: bool
 
     def time(self, num_micro: int) -> PipelineTime:
-        """Return the time of a step with so many micro-batches."""
+        """Return the time of a step with this number of micro-batches."""
         return time_pipeline(self.stages_s, self.transfers_s, num_micro, self.depths)
 
 
 def propose_pipeline(case: Case) -> Iterator[Candidate]:
-    """Yield the pipeline over all GPUs, that with the fastest replicas, and the shortest one whose
-    memory may suffice.
-    """
+    """Yield the fastest replicated pipelines, that over all GPUs, and the shortest that may fit."""
     if refuse_pipeline(case):
         return
     replicated: list[Candidate] = []
     for num in range(2, len(case.workers)):
         found = plan_pipelines(case, divide_workers(case.workers, num))
-        # More replicas have fewer GPUs each: too few layers become enough, and too much memory
-        # becomes more.
+        # Each replica has fewer GPUs as their number grows: stages soon exceed the memory for good,
+        # while a plan that failed for lack of layers may still succeed.
         if found is not None and not found.fits:
             break
         if found is not None:
@@ -85,7 +83,7 @@ def propose_pipeline(case: Case) -> Iterator[Candidate]:
 
 
 def refuse_pipeline(case: Case) -> str:
-    """Return why no pipeline trains this run; empty: one may."""
+    """Return why no pipeline trains this run; empty: a pipeline may."""
     if case.shape.shares_layers:
         return (
             f"Models of the family {case.shape.family} cannot be cut into stages: their layers "
@@ -110,7 +108,7 @@ def refuse_pipeline(case: Case) -> str:
 
 
 def refuse_stages(case: Case, num_gpus: int) -> str:
-    """Return why a pipeline has no stage for each of so many GPUs; empty: it has."""
+    """Return why a pipeline over this number of GPUs is impossible; empty: it is possible."""
     num_trained = len(list_trained_layers(case.shape, case.spec))
     if num_trained >= num_gpus:
         return ""
@@ -121,7 +119,7 @@ def refuse_stages(case: Case, num_gpus: int) -> str:
 
 
 def make_pipeline_stage(candidate: Candidate, gpu: GpuPlan, rank: int, num_layers: int) -> Stage:
-    """Return the stage of a rank, from the plan of its GPU."""
+    """Return the stage of a rank according to its GPU's plan."""
     first, stop = gpu.layers or (0, num_layers)
     return Stage(
         rank=rank,
@@ -137,7 +135,7 @@ def make_pipeline_stage(candidate: Candidate, gpu: GpuPlan, rank: int, num_layer
 
 
 def say_missing_stages(smallest: Case) -> str:
-    """Return what a pipeline over all GPUs lacks for the smallest form of a run."""
+    """Return what a pipeline over all GPUs lacks for the smallest form of a run, as a clause."""
     found = plan_pipeline(smallest, smallest.workers)
     if found is None:
         num = smallest.shape.num_layers
@@ -157,9 +155,9 @@ def _chains(case: Case) -> Iterator[tuple[Worker, ...]]:
 
 
 def has_room(case: Case, workers: Sequence[Worker], factor: float = 1.0) -> bool:
-    """Return whether GPUs together have more than `factor` times the memory of what stages share.
+    """Return whether the GPUs' memory exceeds `factor` times that of the parts that stages divide.
 
-    Below 1 no cut fits.
+    With a factor of 1, False means that no cut fits.
     """
     parts = case.fit(case.workers[0], 1).memory.parts
     need = sum(parts[part] for part in _SPLIT_PARTS)
@@ -167,24 +165,24 @@ def has_room(case: Case, workers: Sequence[Worker], factor: float = 1.0) -> bool
 
 
 def divide_workers(workers: Sequence[Worker], num: int) -> list[tuple[Worker, ...]]:
-    """Return the GPUs in `num` groups of about equal speed, each in the order of the cluster."""
+    """Divide the GPUs into `num` groups of about equal speed, each in the order of the cluster."""
     speeds = [1 / worker.pace.token_s for worker in workers]
     groups: list[list[int]] = [[] for _ in range(num)]
-    # The fastest first, always to the slowest group so far.
+    # Greedy: the fastest GPU first, always to the group that is slowest so far.
     for place in sorted(range(len(workers)), key=lambda i: (-speeds[i], i)):
         slowest = min(groups, key=lambda one: sum(speeds[i] for i in one))
         slowest.append(place)
-    # By their first GPU, so that the order never depends on speeds that differ by a hair.
+    # By their first GPU, so that tiny differences in speed never change the order.
     return [tuple(workers[i] for i in sorted(group)) for group in sorted(groups, key=min)]
 
 
 def plan_pipeline(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
-    """Return the plan with one stage on each GPU, in order; None: too few layers for them."""
+    """Return the plan with one stage on each GPU, in order; None: too few layers or GPUs."""
     return plan_pipelines(case, [workers]) if len(workers) > 1 else None
 
 
 def plan_pipelines(case: Case, groups: Sequence[tuple[Worker, ...]]) -> Candidate | None:
-    """Return the plan of one pipeline per group, data parallel; None: one has too few layers."""
+    """Return the plan of one pipeline per group, data parallel; None: too few layers for one."""
     chains = []
     for group in groups:
         chain = plan_chain(case, group)
@@ -195,18 +193,18 @@ def plan_pipelines(case: Case, groups: Sequence[tuple[Worker, ...]]) -> Candidat
 
 
 def plan_chain(case: Case, workers: tuple[Worker, ...]) -> Chain | None:
-    """Return the fastest chain over these GPUs that fits, else the one that needs the least.
+    """Return the fastest chain over these GPUs that fits, else the one that needs the least memory.
 
-    Micro-batches have one sequence each, since more micro-batches make the bubble smaller. All
-    layers keep their activations, or all recompute, from inputs on the GPU or in host memory; with
-    more micro-batches in flight than 1F1B has, a slow link costs less time and more memory. None:
+    Micro-batches have one sequence each, since more micro-batches make the bubble smaller. None:
     fewer layers with an adapter than GPUs.
     """
+    # A deep chain has more micro-batches in flight than 1F1B: a slow link then costs less time but
+    # more memory.
     tried = [
         chain
-        for way in list_ways(case)
+        for holding in list_holdings(case)
         for is_deep in (True, False)
-        if (chain := _plan_chain(case, workers, way=way, is_deep=is_deep)) is not None
+        if (chain := _plan_chain(case, workers, holding=holding, is_deep=is_deep)) is not None
     ]
     if not tried:
         return None
@@ -217,32 +215,32 @@ def plan_chain(case: Case, workers: tuple[Worker, ...]) -> Chain | None:
 
 
 def _plan_chain(
-    case: Case, workers: tuple[Worker, ...], *, way: Way, is_deep: bool
+    case: Case, workers: tuple[Worker, ...], *, holding: Holding, is_deep: bool
 ) -> Chain | None:
     num, num_layers, tokens = len(workers), case.shape.num_layers, case.mean_tokens
     paces = [stage_pace(case, worker, 1, has_head=False) for worker in workers]
-    # A stage of no layers: what is left is the time of the head.
+    # A stage without layers takes only the time of the head.
     head_s = _micro_s(stage_pace(case, workers[-1], 0, has_head=True), tokens, again=False)
-    layer_s = [_micro_s(pace, tokens, again=way.again) for pace in paces]
+    layer_s = [_micro_s(pace, tokens, again=holding.again) for pace in paces]
     may_offload = [
-        way.offloads and can_offload(case, worker, one)
-        for worker, one in zip(workers, layer_s, strict=True)
+        holding.offloads and can_offload(case, worker, seconds)
+        for worker, seconds in zip(workers, layer_s, strict=True)
     ]
-    if way.offloads and not any(may_offload):
+    if holding.offloads and not any(may_offload):
         return None
-    ways = [replace(way, offloads=one) for one in may_offload]
+    holdings = [replace(holding, offloads=may) for may in may_offload]
     transfers = [_transfer_s(case, workers[i], workers[i + 1]) for i in range(num - 1)]
     depths = tuple(min(num - place, case.spec.batch_sequences) for place in range(num))
     if is_deep:
         even_s = num_layers / sum(1 / one for one in layer_s)
         depths = choose_depths([even_s] * num, transfers, case.spec.batch_sequences)
-    found = _cut_layers(case, workers, layer_s, head_s, depths, ways)
+    found = _cut_layers(case, workers, layer_s, head_s, depths, holdings)
     if found is None:
         return None
     counts, fits = found
     stages_s = [count * one for count, one in zip(counts, layer_s, strict=True)]
     stages_s[-1] += head_s
-    stages = _stages(case, workers, counts, stages_s, depths, ways)
+    stages = _stages(case, workers, counts, stages_s, depths, holdings)
     return Chain(
         workers=workers,
         stages=stages,
@@ -259,9 +257,12 @@ def _cut_layers(
     layer_s: Sequence[float],
     head_s: float,
     depths: Sequence[int],
-    ways: Sequence[Way],
+    holdings: Sequence[Holding],
 ) -> tuple[tuple[int, ...], bool] | None:
-    """Return the layers of each stage, and whether they fit; None: too few have an adapter."""
+    """Return the number of layers of each stage, and whether they fit.
+
+    None: too few layers have an adapter.
+    """
     num, num_layers = len(workers), case.shape.num_layers
     trained = list_trained_layers(case.shape, case.spec)
     if len(trained) < num:
@@ -272,24 +273,27 @@ def _cut_layers(
         return counts and give_each_stage_one(counts, trained)
 
     def list_full(counts: Sequence[int]) -> list[int]:
-        fits = (fit_stage(case, workers[i], counts, i, depths[i], ways[i])[0] for i in range(num))
+        fits = (
+            fit_stage(case, workers[i], counts, i, depths[i], holdings[i])[0] for i in range(num)
+        )
         return [place for place, fit in enumerate(fits) if not fit.fits]
 
     most = [
-        most_layers(case, worker, place, num, way=ways[place], in_flight=depths[place])
+        most_layers(case, worker, place, num, holding=holdings[place], in_flight=depths[place])
         for place, worker in enumerate(workers)
     ]
     counts = split(most)
-    # Of unlike layers, the most that fit are a guess.
+    # `most` assumes the model's first layers; with several kinds of layers it is only a guess.
     while len(case.shape.kinds) > 1 and counts is not None and (full := list_full(counts)):
-        # Ends that move for an adapter leave no choice, and a plan is to follow typing.
+        # A boundary that moved to include an adapter cannot move back, and searching further would
+        # be too slow to follow typing.
         is_forced = any(counts[place] > most[place] for place in full)
         for place in full:
             most[place] = counts[place] - 1
         counts = None if is_forced else split(most)
     if counts is not None:
         return counts, True
-    # Planned by speed alone, so that the plan can show how much memory is missing.
+    # Nothing fits: plan by speed alone, so that the plan can show how much memory is missing.
     by_speed = split([num_layers] * num)
     assert by_speed is not None  # there are as many layers as stages
     return by_speed, False
@@ -301,7 +305,7 @@ def _assemble(case: Case, chains: Sequence[Chain]) -> Candidate:
     times = [chain.time(max(1, count)) for chain, count in zip(chains, rows, strict=True)]
     slowest = max(range(len(chains)), key=lambda place: times[place].total_s)
     order = {id(worker): place for place, worker in enumerate(case.workers)}
-    # GPUs in the order of the cluster, which is that of the ranks.
+    # GPUs in the order of the cluster, which is the order of the ranks.
     both = sorted(
         (
             (
@@ -349,7 +353,7 @@ def _layer_share(case: Case, gpu: GpuPlan) -> float:
 
 
 def _share_gradients_s(case: Case, chains: Sequence[Chain], gpus: Sequence[GpuPlan]) -> float:
-    """Return the seconds in which replicas sum their gradients: each GPU those of its layers."""
+    """Return the seconds in which replicas sum the gradients of their layers."""
     if len(chains) < 2:
         return 0.0
     workers = tuple(worker for chain in chains for worker in chain.workers)
@@ -365,11 +369,11 @@ def _stages(
     counts: Sequence[int],
     stages_s: list[float],
     depths: Sequence[int],
-    ways: Sequence[Way],
+    holdings: Sequence[Holding],
 ) -> tuple[GpuPlan, ...]:
     plans = []
     for place, (worker, layers) in enumerate(zip(workers, bounds_of(counts), strict=True)):
-        fit, way = fit_stage(case, worker, counts, place, depths[place], ways[place])
+        fit, holding = fit_stage(case, worker, counts, place, depths[place], holdings[place])
         num = counts[place]
         plan = gpu_plan(
             worker,
@@ -379,7 +383,7 @@ def _stages(
             layers=layers,
         )
         plan = replace(plan, max_in_flight=depths[place])
-        if way.offloads:
+        if holding.offloads:
             host_bytes = count_host_bytes(case, worker, num, depths[place])
             room = host_room_bytes(worker)
             plan = replace(plan, offloads=True, host_bytes=host_bytes, host_room_bytes=room)
@@ -430,4 +434,5 @@ def _micro_s(pace: PlannedPace, tokens: float, *, again: bool) -> float:
     if again:
         computing_s += tokens * pace.again_s + pace.again_pass_s
         launching_s += pace.launch_again_s
+    # The host launches kernels while others run, so only the longer of the two counts.
     return max(computing_s, launching_s)

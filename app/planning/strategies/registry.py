@@ -1,8 +1,8 @@
 """The parallel modes that a plan compares, one row each.
 
-A new mode is one file in this folder that proposes candidates, and one row of `PLANNED_MODES`.
-Its label and whether the trainer can run it stand in agents/contract/parallel.py: a mode that
-cannot be run yet is computed and shown, but never chosen.
+A new mode is one file in this folder that proposes candidates, and one row of `PLANNED_MODES`. Its
+label and traits are in agents/contract/parallel.py. A mode that the trainer cannot run yet is
+computed and shown, but never chosen.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ from app.planning.strategies.weight_streaming import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DividedMode:
-    """How a mode is planned in which a GPU may hold some of the layers only."""
+    """Planning of a mode in which a GPU may hold some of the layers only."""
 
     plan: Callable[[Case, tuple[Worker, ...]], Candidate | None]
-    """Returns the plan over exactly these GPUs; None: there is none."""
+    """Returns the plan over exactly these GPUs, or None if it is impossible."""
     refuse: Callable[[Case], str]
     """Returns why it does not train this run; empty: it may."""
     screen: Callable[[Case], Callable[[tuple[Worker, ...]], bool]]
     """Returns a quick test of whether a plan over some GPUs can fit."""
     make_stage: Callable[[Candidate, GpuPlan, int, int], Stage]
-    """Returns what a rank must know, from its plan, its number and the number of layers."""
+    """Returns a rank's stage, given the plan, its GPU, its rank and the number of layers."""
     refuse_gpus: Callable[[Case, int], str] = lambda case, num_gpus: ""
-    """Returns why so many GPUs do not train this run; empty: they may."""
+    """Returns why this number of GPUs does not train this run; empty: it may."""
     say_missing: Callable[[Case], str] = lambda case: ""
-    """Returns what a run lacks that names this mode; empty: it is a larger GPU or PC."""
+    """Returns what a run with this mode lacks; empty: a larger GPU or PC."""
     min_gpus: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedMode:
-    """How one parallel mode is planned."""
+    """Planning of one parallel mode."""
 
     propose: Callable[[Case], Iterable[Candidate]]
     """Returns the candidates worth comparing, in any order."""
     max_shown: int = 3
     """Maximum number of its candidates that a plan lists."""
     needs_gpu: bool = False
-    """Whether it only saves GPU memory, which makes it pointless where a node trains on its CPU:
-    it is proposed there only if the run file names it."""
+    """True if it only saves GPU memory, which is pointless if a node trains on its CPU: then it is
+    proposed only if the run file names it."""
     wire_s: Callable[[Case, Candidate], float] | None = None
-    """Returns the seconds of a step in which the network is busy, for modes in which that explains
-    more than the seconds spent waiting; None: the waiting is what matters."""
+    """Returns the seconds of a step in which the network is busy, to be shown instead of the time
+    spent waiting; None: the waiting is shown."""
     divided: DividedMode | None = None
-    """How it divides the layers over GPUs; None: it does not."""
+    """Division of the layers over GPUs; None: it does not divide them."""
 
 
 PLANNED_MODES: dict[ParallelMode, PlannedMode] = {
@@ -105,7 +105,7 @@ PLANNED_MODES: dict[ParallelMode, PlannedMode] = {
 
 
 def find_divided(parallel: str) -> DividedMode | None:
-    """Return how the mode that a run file names divides the layers; None: it does not."""
+    """Return the division of a run file's mode; None: it does not divide the layers."""
     return next((row.divided for name, row in PLANNED_MODES.items() if name == parallel), None)
 
 

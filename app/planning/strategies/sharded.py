@@ -1,4 +1,4 @@
-"""Plan modes that shard what each GPU would otherwise hold alone: FSDP2 and DeepSpeed."""
+"""Plan modes that shard weights, gradients and optimizer state: FSDP2 and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ def plan_sharded(
     """Return the plan that shards optimizer state (1), gradients (2) and weights (3).
 
     ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054). With stage 3 every micro-batch gathers all
-    weights twice, and all GPUs run equally many. `deepspeed` gives all GPUs equal shares.
+    weights twice, and all GPUs run the same number of them.
     """
     num = len(workers)
     fits = [_shard(case, worker, num, stage) for worker in workers]
     speeds = [case.speed(worker, fit, num) for worker, fit in zip(workers, fits, strict=True)]
+    # DeepSpeed supports equal shares only.
     weights = [1.0] * num if mode == "deepspeed" else choose_weights(case, speeds)
     rows = split_rows(case.spec.batch_sequences, weights)
     busy = [
@@ -65,10 +66,8 @@ def plan_sharded(
 
 
 def _shard(case: Case, worker: Worker, num: int, stage: int) -> Fit:
-    """Return the setting that fits: the trainer's own choice, else the largest micro-batch.
-
-    A large one, because with stage 3 each micro-batch gathers all weights again.
-    """
+    """Return the setting that fits: the trainer's own choice, else the largest micro-batch."""
+    # The largest, because with stage 3 each micro-batch gathers all weights.
     num_layers = case.shape.num_layers
     own = case.fit(worker, num)
     if stage < 3 and own.fits:
@@ -145,7 +144,7 @@ def _sharded_network_s(
     busy: list[float],
     stage: int,
 ) -> float:
-    """Return the seconds of waiting: a layer is gathered while the one before it is computed."""
+    """Return the seconds of a step spent waiting for the network."""
     settings = [fit.setting for fit in fits]
     seconds = wire_s(case, workers, settings, rows, stage)
     link, num = case.ring(workers), len(workers)
@@ -153,5 +152,6 @@ def _sharded_network_s(
         micro = max(_num_micro(case, *pair) for pair in zip(settings, rows, strict=True))
         waited_s = hide(seconds, min(busy) / max(1, micro))
     else:
+        # A layer is gathered while the one before it is computed; the first is always waited for.
         waited_s = max(seconds / case.shape.num_layers, seconds - min(busy))
     return waited_s + statistics_s(link, num)

@@ -1,4 +1,4 @@
-"""Cuts in which every stage of a pipeline has something to train, as the trainer requires."""
+"""Cuts that give every stage of a pipeline trained values, as the trainer requires."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from app.planning.shape.model_shape import ModelShape, choose_targets
 def list_trained_layers(shape: ModelShape, spec: RunSpec) -> tuple[int, ...]:
     """Return the indices of the layers that get an adapter; the head counts to the last one.
 
-    All layers where none is found: the names of modules are others then, and the trainer decides.
-
     Args:
-        shape: of a model whose layers are told apart by the targets.
-        spec: of a run that trains an adapter.
+        shape: a model with separate kinds for layers that the targets distinguish.
+        spec: the spec of a run that trains an adapter.
     """
     adapter = spec.adapter
     has = {
@@ -27,18 +25,19 @@ def list_trained_layers(shape: ModelShape, spec: RunSpec) -> tuple[int, ...]:
         for layer, _ in shape.kinds
     }
     last = shape.num_layers - 1
-    # Only a list can name the head: `all-linear` and patterns mean the decoder layers.
+    # Only a list can name the head; `all-linear` and patterns apply to the decoder layers.
     has_head = not isinstance(adapter.targets, str) and "lm_head" in adapter.targets
     found = tuple(
         number
         for number, layer in enumerate(shape.layers)
         if has[id(layer)] or (has_head and number == last)
     )
+    # No match means that the model names its modules differently: count all, the trainer decides.
     return found or tuple(range(shape.num_layers))
 
 
 def give_each_stage_one(counts: Sequence[int], trained: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the layers of each stage, moved as little as needed for each to have a trained one.
+    """Move layers between stages, as few as possible, so that each stage has a trained one.
 
     None: there are fewer trained layers than stages.
 
@@ -57,7 +56,7 @@ def give_each_stage_one(counts: Sequence[int], trained: Sequence[int]) -> tuple[
         return None
     ends = [0]
     for place, wanted in enumerate(list(accumulate(counts))[:-1]):
-        # Behind the first trained layer of this stage, and so that each later one has one left.
+        # The stage ends after its first trained layer and leaves one for each later stage.
         earliest = trained[bisect_left(trained, ends[-1])] + 1
         latest = trained[len(trained) - num + place + 1]
         ends.append(max(earliest, min(wanted, latest)))

@@ -1,9 +1,9 @@
 """Plan weight streaming: frozen layers are copied to the GPU while others are computed.
 
-They wait in pinned host memory, or, where that is too small, in files on the node's SSD. Adapters
-stay on the GPU, so nodes exchange the same as in data parallel. A copy is hidden if a micro-batch
-has enough tokens: bytes / bandwidth <= the time of a layer's forward pass. Inputs of layers that
-recompute are in host memory, which makes many tokens at once possible on a small card.
+They are kept in pinned host memory, or in files on the node's SSD if that is too small. Adapters
+stay on the GPU, so nodes exchange the same gradients as in data parallel. A copy is hidden if a
+micro-batch has enough tokens: bytes / bandwidth <= the time of a layer's forward pass. Inputs of
+recomputed layers are in host memory, which allows many tokens at once on a small card.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.strategies.data_parallel import choose_weights, exposed_s, save_s, split_rows
 from app.planning.subsets import Prospect, fastest_together, rank_subsets
 
-# Minimum number of layers on the GPU while one is computed and the next is copied.
+# Minimum number of layers on the GPU: the current one and those being copied.
 _SLOTS = 3
-# Micro-batch sizes that are tried, in sequences: a slow disk needs many tokens at once.
+# Micro-batch sizes to try, in sequences; a slow disk needs many tokens at once.
 _AT_ONCE = (64, 32, 16, 8, 4, 2, 1)
-# Subsets of the nodes that are computed in full; the others are only estimated.
+# Number of subsets of the nodes that are planned in full; the others are only estimated.
 _MAX_SUBSETS = 2
 
 
@@ -44,9 +44,8 @@ def propose_streamed(case: Case) -> Iterator[Candidate]:
 
 
 def _choose_subsets(case: Case) -> list[tuple[str, ...]]:
-    """Return the best subsets of the nodes on which streamed layers fit: a slow link costs more
-    than some nodes gain.
-    """
+    """Return the best subsets of the nodes on which streamed layers fit."""
+    # Subsets, since a slow link may cost more than a node gains.
     streams: dict[tuple[object, ...], _Stream] = {}
     prospects = []
     for node in case.cluster.nodes:
@@ -58,7 +57,7 @@ def _choose_subsets(case: Case) -> list[tuple[str, ...]]:
 
 
 def _make_prospect(case: Case, name: str, streams: list[_Stream]) -> Prospect:
-    """Return what a node contributes whose GPUs stream."""
+    """Return the contribution of a node whose GPUs stream."""
     rows = [one.count_at_once(case) for one in streams]
     micro_s = [sum(one.seconds(case, num)) for one, num in zip(streams, rows, strict=True)]
     return Prospect(
@@ -72,9 +71,10 @@ def _make_prospect(case: Case, name: str, streams: list[_Stream]) -> Prospect:
 
 
 def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
-    """Return the plan that streams frozen layers; None: all layers fit, or none can be streamed."""
+    """Return the plan that streams frozen layers; None: needless, since all fit, or impossible."""
     if refuse_streamed(case):
         return None
+    # If all GPUs hold the model, streaming only costs time, so the run file has to ask for it.
     is_wanted = case.spec.parallel == "streamed"
     if not is_wanted and all(case.fit(worker, len(workers)).fits for worker in workers):
         return None
@@ -112,9 +112,8 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
 
 
 def screen_streamed(case: Case) -> Callable[[tuple[Worker, ...]], bool]:
-    """Return a quick test of whether some GPUs can stream: what one cannot do alone it cannot do
-    with others, and a plan over many takes long.
-    """
+    """Return a quick test of whether some GPUs can stream."""
+    # A GPU that cannot stream alone cannot do so with others, and a plan over many takes long.
     streaming: dict[tuple[object, ...], bool] = {}
     for worker in case.workers:
         if worker.like not in streaming:
@@ -124,8 +123,8 @@ def screen_streamed(case: Case) -> Callable[[tuple[Worker, ...]], bool]:
 
 
 def make_streamed_stage(candidate: Candidate, gpu: GpuPlan, rank: int, num_layers: int) -> Stage:
-    """Return all layers, with the number of those that stay on the GPU."""
-    # Where the GPU is a CPU, its memory is the RAM, and nothing is won by copying.
+    """Return a rank's stage: all layers, with the number of those that stay on the GPU."""
+    # The memory of a CPU is the RAM, so copying there gains nothing.
     num_resident = None if gpu.device == "cpu" else num_layers - gpu.num_streamed
     return Stage(
         rank=rank,
@@ -138,7 +137,7 @@ def make_streamed_stage(candidate: Candidate, gpu: GpuPlan, rank: int, num_layer
 
 
 def refuse_streamed(case: Case) -> str:
-    """Return why no weights of this run are streamed; empty: they may be."""
+    """Return why weights of this run cannot be streamed; empty: they can."""
     if case.shape.shares_layers:
         return (
             f"Layers of models of the family {case.shape.family} cannot be streamed: they share "
@@ -158,15 +157,15 @@ class _Stream:
     """Number of streamed layers."""
     tier: WeightTier
     host_bytes: int
-    """Host memory of the weights that wait there, of which GPUs of a node take equal parts, and of
-    offloaded inputs, in bytes."""
+    """Host memory of offloaded inputs and of this GPU's equal part of the node's streamed weights,
+    in bytes."""
     copy_s: float
-    """One copy of all streamed layers, in seconds."""
+    """Duration of one copy of all streamed layers, in seconds."""
     tokens_per_s: float
 
     @property
     def is_in_ram(self) -> bool:
-        """Whether the PC has the RAM."""
+        """True if the PC has enough RAM."""
         return self.host_bytes <= self.worker.host_bytes
 
     def count_at_once(self, case: Case) -> int:
@@ -174,16 +173,14 @@ class _Stream:
         return max(1, int(self.fit.setting.micro_tokens / case.mean_tokens))
 
     def seconds(self, case: Case, rows: int) -> tuple[float, float]:
-        """Return the seconds of a step spent computing, and those spent waiting for weights.
-
-        The forward pass takes about a third of a micro-batch's time, the backward pass the rest;
-        the copy of a layer is hidden behind the computation of the one before it.
-        """
+        """Return the seconds of a step spent computing, and those spent waiting for weights."""
         compute_s = case.busy_s(self.worker, self.fit, rows, 1)
         if not rows:
             return 0.0, 0.0
         num_passes = math.ceil(rows / self.count_at_once(case))
         each_s = compute_s / num_passes
+        # The forward pass takes about a third of a micro-batch's time. In each pass the copy of a
+        # layer is hidden behind the computation of the one before it.
         waits = max(0.0, self.copy_s - each_s / 3) + max(0.0, self.copy_s - each_s * 2 / 3)
         return compute_s, waits * num_passes
 
@@ -194,10 +191,10 @@ def _stream_each(
     """Return the stream of each GPU.
 
     Args:
-        case: what is asked.
-        workers: the GPUs, among them all that a node uses.
+        case: the prepared request.
+        workers: GPUs, with all that a node uses among them.
         ranks: number of all ranks of the run.
-        known: streams found before, since each takes a search and equal cards give equal ones.
+        known: cache of streams, since each takes a search and equal cards have equal streams.
     """
     sharing = Counter(worker.node.name for worker in workers)
     streams = []
@@ -211,9 +208,9 @@ def _stream_each(
 
 
 def _stream(case: Case, worker: Worker, ranks: int, sharing: int) -> _Stream:
-    """Return the fastest of some micro-batch sizes, with activations kept or recomputed.
+    """Return the fastest stream over several micro-batch sizes, activations kept or recomputed.
 
-    The GPUs of a node hold one copy of the layers in RAM, and `sharing` is their number.
+    `sharing` is the number of GPUs of the node, which share one copy of the layers in RAM.
     """
     rows = max(1, case.spec.batch_sequences // ranks)
     num_layers = case.shape.num_layers
@@ -255,7 +252,7 @@ def _try(case: Case, worker: Worker, ranks: int, sharing: int, setting: MemorySe
     )
     tier: WeightTier = "ram" if is_in_ram else "disk"
     bus = worker.rates.from_host_bytes_per_s
-    # Of a file, only the layers on their way are in host memory.
+    # From a file, only the layers being copied are in host memory.
     waiting = copied / sharing if tier == "ram" else min(streamed, _SLOTS) * (weights + constants)
     return _Stream(
         worker=worker,
@@ -269,13 +266,14 @@ def _try(case: Case, worker: Worker, ranks: int, sharing: int, setting: MemorySe
 
 
 def _count_inputs(case: Case, worker: Worker, setting: MemorySetting) -> float:
-    """Return the bytes of inputs of recomputed layers, which are offloaded to host memory."""
+    """Return the bytes of recomputed layers' inputs, which are offloaded to host memory."""
     width = choose_width(case.spec, worker.memory)
     return float(setting.num_recomputed * setting.micro_tokens * case.shape.hidden * width)
 
 
 def _layer_bytes(case: Case, forecast: MemoryForecast) -> tuple[float, float]:
     """Return the bytes of a layer's weights and of their quantization constants."""
+    # Embedding and head are in 16 bits and never streamed.
     ends = 2.0 * (case.shape.num_embedding + case.shape.num_head)
     num = case.shape.num_layers
     return (forecast.weights_bytes - ends) / num, forecast.constants_bytes / num

@@ -36,7 +36,7 @@ async def test_an_agent_answers_each_query_and_keeps_no_copy(tmp_path: Path) -> 
         same, other = found.answers
         assert same.path == str(tmp_path / "rows.jsonl")
         assert other.path is None
-        assert other.problem == f"{tmp_path / 'rows.jsonl'} has another content"
+        assert other.problem == f"{tmp_path / 'rows.jsonl'} has different content"
         home = tmp_path / "pc-0" / ".local/share/rackless-agent"
         assert not list(home.glob("data/*"))
         assert not list(home.glob(".job-*"))

@@ -12,10 +12,10 @@ import pytest
 
 from agents.contract.election import NodeState
 from agents.contract.wire import to_wire
-from agents.election import regrouping
+from agents.election import process as regrouping
 from agents.election.channel import PeerError
 from agents.election.peer_states import Answers, PeerStates
-from agents.election.regrouping import Regrouping
+from agents.election.process import Regrouping
 
 
 class PlayedPeer:

@@ -178,7 +178,7 @@ def test_files_of_runs_leave_the_store(home: Home) -> None:
 
 
 def test_bundle_that_stays_incomplete_gets_no_name(home: Home) -> None:
-    with pytest.raises(ExpectedError, match="2 files are missing, first"):
+    with pytest.raises(ExpectedError, match="2 files are missing, such as"):
         receive(home, "models/tiny", stream({"empty": b""}))
     assert not (home.path / "models" / "tiny").exists()
 

@@ -170,7 +170,7 @@ def test_a_file_that_changes_while_it_is_written_is_left_alone(
 
     monkeypatch.setattr(edited_file, "_do", meddle)
     change = do(home, edit(file, add=("two",)))
-    assert "changed by somebody else" in change.problem
+    assert "changed by another program or user" in change.problem
     assert [path.name for path in place.iterdir()] == ["a"]
     assert file.read_text() == "somebody else\n"
     assert not [path for path in home.path.iterdir() if path.name != "changes"]

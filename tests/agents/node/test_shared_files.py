@@ -108,7 +108,7 @@ def put_a_pipe(folder: Path) -> None:
     ("spoil", "problem"),
     [
         (shorten_weights, "model.safetensors has 1 bytes instead of 7000"),
-        (change_weights, "model.safetensors has another content"),
+        (change_weights, "model.safetensors has different content"),
         (lambda folder: (folder / "config.json").unlink(), "tiny has no config.json"),
         (lambda folder: (folder / "extra.json").write_text("{}"), "tiny has extra.json as well"),
         (link_out, "leads out of"),
@@ -231,7 +231,7 @@ def test_a_probe_says_which_file_cannot_be_read(model: Path) -> None:
 def test_progress_is_told_while_content_is_compared(
     home: Home, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shared_files, "_TELL_S", 0.0)
+    monkeypatch.setattr(shared_files, "_REPORT_S", 0.0)
     compare = shared_files.compare
 
     def compare_slowly(*args: object) -> str:

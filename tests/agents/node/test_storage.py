@@ -106,7 +106,7 @@ def test_what_a_run_or_other_work_needs_stays(home: Home) -> None:
     with borrow_device(home, "gpu-0", "the chat of poems", "pc", lambda work: False):
         found = needs(home)
         assert found[DATA] == "the chat of poems"
-        assert found["cache/compiled"] == "the work that runs now"
+        assert found["cache/compiled"] == "work that is running"
         with pytest.raises(ExpectedError, match="the chat of poems needs it"):
             delete_storage(home, [DATA])
     assert delete_storage(home, ["models/done-1", DATA, "cache/compiled", DATA]) == 3 * 64 * KIB
@@ -126,13 +126,13 @@ def test_only_old_transfers_and_files_without_a_name_go(home: Home) -> None:
     old = "store/partial/" + "a" * 64
     put(home, "models/.partial-llama-0011")
     with locked(home.path / f"{old}.lock", 0.0, ""):
-        assert needs(home)[old] == "a transfer that runs, or may go on"
+        assert needs(home)[old] == "a transfer that is running or may resume"
         with pytest.raises(ExpectedError, match="is being written"):
             delete_storage(home, [old])
     found = {name for name, need in needs(home).items() if not need}
     assert found == {old, "models/.partial-llama-0011", UNNAMED}
     young = "store/partial/" + "b" * 64
-    with pytest.raises(ExpectedError, match="may go on needs it"):
+    with pytest.raises(ExpectedError, match="may resume needs it"):
         delete_storage(home, [young])
     assert delete_storage(home, sorted(found)) == (64 + 8 + 8) * KIB
     assert (home.path / young).exists()

@@ -184,7 +184,7 @@ def test_a_store_that_cannot_start_is_said_at_once() -> None:
     port = free_port()
     host = start_store(HOME, port, "no credential")
     started_s = time.monotonic()
-    with pytest.raises(StoreError, match="the process of the store has ended"):
+    with pytest.raises(StoreError, match="the store's process has ended"):
         StoreClient(HOME, port, make_credential()).connect(60.0, host)
     assert time.monotonic() - started_s < 20
     host.close()

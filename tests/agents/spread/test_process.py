@@ -188,7 +188,7 @@ def test_what_was_cut_off_is_hashed_again_and_the_rest_comes_from_the_master(
         (SpreadJob(root="models/../.."), "is not allowed"),
         (SpreadJob(root="environments/x"), "The destination 'environments/x' is not allowed"),
         (SpreadJob(root="models/none"), "There is nothing to send"),
-        (GiveChunk(chunk=0), "a transfer begins with its job"),
+        (GiveChunk(chunk=0), "a transfer must begin with its job"),
     ],
 )
 def test_a_job_that_cannot_be_done_is_refused_in_words(

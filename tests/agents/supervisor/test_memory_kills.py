@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.supervisor import memory_kills
-from agents.supervisor.memory_kills import MemoryKills
+from agents.supervisor import rank_group as memory_kills
+from agents.supervisor.rank_group import MemoryKills
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_real_kill_for_lack_of_memory_is_recognised(small_group: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
         "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
-        "from agents.supervisor.memory_kills import MemoryKills\n"
+        "from agents.supervisor.rank_group import MemoryKills\n"
         "kills = MemoryKills(); child = os.fork()\n"
         "if not child: Path('/proc/self/oom_score_adj').write_text('1000'); b'x' * (256 << 20)\n"
         "print(os.waitpid(child, 0)[1], kills.explain(child))"

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from agents.supervisor import peers
+from agents.supervisor import outages
 from agents.supervisor.attempt import read_status
-from agents.supervisor.peers import find_silent_peers
+from agents.supervisor.outages import find_silent_peers
 from agents.supervisor.verdict import AttemptOutcome, name_lost_nodes
 from tests.agents.supervisor.conftest import Node
 
@@ -22,7 +22,7 @@ DEAD = "127.0.0.9"
 @pytest.fixture
 def dead_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A port of DEAD that answers nobody: the queue of its listener is full."""
-    monkeypatch.setattr(peers, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(outages, "PROBE_TIMEOUT_S", 0.5)
     with contextlib.ExitStack() as stack:
         door = stack.enter_context(socket.socket())
         door.bind((DEAD, 0))
@@ -31,7 +31,7 @@ def dead_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
             guest = stack.enter_context(socket.socket())
             guest.setblocking(False)
             guest.connect_ex(door.getsockname())
-        monkeypatch.setattr(peers, "SSH_PORT", door.getsockname()[1])
+        monkeypatch.setattr(outages, "SSH_PORT", door.getsockname()[1])
         yield door.getsockname()[1]
 
 

@@ -202,7 +202,7 @@ def test_killed_rank_is_named_and_the_others_end(node: Node) -> None:
     # What it printed last is no cause.
     assert status.message == (
         "Rank 1 on node a (cpu) was ended by SIGKILL (not by the kernel for lack of memory: a "
-        "person or another program killed it) in phase training."
+        "user or another program killed it) in phase training."
     )
     assert status.num_processes == 0
 

@@ -125,7 +125,7 @@ def sample_until_end(home: Home, monkeypatch: pytest.MonkeyPatch, held: Callable
             raise TimeoutError
 
     # Of this module alone: threads of other tests may still sleep.
-    played = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    played = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep, time=time.time)
     monkeypatch.setattr(module, "time", played)
     monkeypatch.setattr(module, "is_any_held", lambda home: held())
     ring = RingWriter(home.telemetry / "samples", 0)

@@ -4,43 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import io
-from typing import Any
 
 import pytest
 
 from agents.contract.requests.chats import ChatAnswer, ChatOpened, ChatTurn
 from app.cli.chat import _chat
+from app.cli.kit.output import Output
 from app.cli.main import build_parser
-from app.cli.output import Output
 from app.conversation import Loaded, Subject
+from app.core.action import Report
+from app.core.chats import AnswerPiece, AskModel, OpenChat, UnloadModel
 from app.errors import UserError
+from tests.fakes.core import FakeCore
 
 
-class Core:
+class Core(FakeCore):
     """Answers with how many messages it was sent."""
 
-    def __init__(self) -> None:
-        self.chats = self
+    def __post_init__(self) -> None:
+        self.answers = {OpenChat: self.open_chat, AskModel: self.ask, UnloadModel: self.close}
         self.turns: list[ChatTurn] = []
         self.subject: Subject | None = None
         self.is_closed = False
 
-    async def open(self, subject: Subject, **more: Any) -> Loaded:
-        self.subject = subject
+    async def open_chat(self, action: OpenChat, report: Report) -> Loaded:
+        self.subject = action.subject
         opened = ChatOpened(load_s=1.0, runtime="fake", device="cpu")
         return Loaded(key=7, chat="c", title="demo, step 10", node="alpha", opened=opened)
 
-    async def ask(self, key: int, turn: ChatTurn, *, piece: Any, **more: Any) -> ChatAnswer:
+    async def ask(self, action: AskModel, report: Report) -> ChatAnswer:
+        turn = action.turn
         self.turns.append(turn)
         text = f"heard {len(turn.messages)}"
         if turn.messages[-1].content == "fail":
             raise UserError("the conversation is too long", "Start a new one.")
-        piece(text)
+        report(AnswerPiece(text))
         return ChatAnswer(
             text=text, num_tokens=2, first_token_s=0.1, tokens_per_s=9.0, runtime="fake", cut=False
         )
 
-    async def close(self, key: int) -> None:
+    async def close(self, action: UnloadModel, report: Report) -> None:
         self.is_closed = True
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from agents.contract.messages import Progress
 from app.cli.check import _check
+from app.cli.kit.output import Output
 from app.cli.main import build_parser, run
-from app.cli.output import Output
+from app.core.action import Report
+from app.core.nodes import CheckNodes, RowChecked
 from app.provisioning.check_row import CheckRow, make_row
+from tests.fakes.core import FakeCore, make_node
 
 ROWS = (
     make_row("clock", "big", "warn", "9 s behind", "set it", evidence="9.1 s"),
@@ -29,18 +30,16 @@ def run_check(rows: tuple[CheckRow, ...], as_json: bool) -> tuple[int, str, list
     out = io.StringIO()
     seen: list[str] = []
 
-    async def check(
-        names: tuple[str, ...], on_row: Callable[[CheckRow], None], progress: Callable[[str], None]
-    ) -> tuple[CheckRow, ...]:
+    async def check(action: CheckNodes, report: Report) -> tuple[CheckRow, ...]:
         # The last known first, as the fastest node would be.
         for row in reversed(rows):
-            on_row(row)
-            progress("1 of 2 nodes examined")
+            report(RowChecked(row))
+            report(Progress(message="1 of 2 nodes examined"))
             seen.append(out.getvalue())
         return rows
 
-    nodes = SimpleNamespace(check=check, all=lambda: [SimpleNamespace(name="big")])
-    core: Any = SimpleNamespace(nodes=nodes)
+    core = FakeCore(node_map={"big": make_node("big")})
+    core.answers[CheckNodes] = check
     output = Output(as_json, out, io.StringIO())
     args = build_parser().parse_args(["check"])
     code = asyncio.run(_check(core, args, output))

@@ -20,10 +20,13 @@ from types import SimpleNamespace
 import pytest
 
 from app import errors
-from app.cli import chat, runs, watching
-from app.cli.command import with_core
+from app.cli import chat, runs
+from app.cli.kit import watching
+from app.cli.kit.command import with_core
+from app.cli.kit.output import Output
 from app.cli.main import build_parser, run
-from app.cli.output import Output
+from app.core.action import Report
+from app.core.runs import WatchRun
 from app.errors import RacklessError, UserError
 from app.events import PhaseProgress, RunChanged, RunSnapshot
 from tests.app.cli.test_main import PRODUCT_COMMANDS
@@ -187,7 +190,7 @@ class Clock:
 
 
 def test_150_lines_of_progress_become_a_few_without_a_terminal() -> None:
-    from app.cli.sparse import SparseLines
+    from app.cli.kit.output import SparseLines
 
     clock = Clock()
     lines = SparseLines(clock)
@@ -202,7 +205,7 @@ def test_150_lines_of_progress_become_a_few_without_a_terminal() -> None:
 
 
 def test_a_long_silence_and_every_new_phase_are_told_but_never_a_flood() -> None:
-    from app.cli.sparse import SparseLines
+    from app.cli.kit.output import SparseLines
 
     clock = Clock()
     lines = SparseLines(clock)
@@ -251,14 +254,14 @@ def test_a_terminal_counts_a_start_down(
     out = Output(False)
     monkeypatch.setattr(Output, "is_terminal", True)
 
-    async def watch_until_end(run_id: str) -> RunSnapshot:
+    async def watch_until_end(action: WatchRun, report: Report) -> RunSnapshot:
         # Reported once, and then no more.
         late = PhaseProgress(phase="compiling", expected_s=8.0, time_s=100.0)
         core.events.publish(RunChanged(run=make_run("r-1", "r", "running", starting=late)))
         await asyncio.sleep(0.3)
         return make_run("r-1", "r", "done")
 
-    monkeypatch.setattr(core.runs, "watch", watch_until_end, raising=False)
+    core.answers[WatchRun] = watch_until_end
 
     async def watch() -> None:
         with watching.Watching(core, out, "r-1") as shown:  # type: ignore[arg-type]

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.spec import RunSpec
 from app.cli import nodes, preview, runs
+from app.cli.kit.output import Output
+from app.cli.kit.watching import Watching
 from app.cli.main import build_parser, run
-from app.cli.output import Output
-from app.cli.watching import Watching
+from app.core.action import Report
+from app.core.library import ReadRunFile
 from app.errors import UsageError, UserError
 from app.events import RunChanged
 from app.hub.node_tokens import NodeToken
@@ -422,13 +425,17 @@ def test_usage_error_is_raised_not_printed() -> None:
 
 
 def test_a_preview_shows_figures_samples_and_the_evaluation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     core = FakeCore()
     core.plan_answer = make_plan_of_mixture()
     args = build_parser().parse_args(["preview", str(tmp_path / "again.yaml"), "--quick"])
     both = replace(SPEC, data=replace(SPEC.data, eval="held-out.jsonl"))
-    monkeypatch.setattr(core.library, "read_run_file", lambda path, settings: both)
+
+    async def read_run_file(action: ReadRunFile, report: Report) -> RunSpec:
+        return both
+
+    core.answers[ReadRunFile] = read_run_file
     assert asyncio.run(preview._preview(core, args, Output(False))) == 0  # type: ignore[arg-type]
     told = capsys.readouterr().out
     assert "left out      row 2: not valid JSON" in told

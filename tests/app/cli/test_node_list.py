@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.cli import node_list, output
+from app.cli import node_list
+from app.cli.kit import output
+from app.cli.kit.output import Output
 from app.cli.main import build_parser
-from app.cli.output import Output
 from tests.fakes.core import PASSWORD, FakeCore
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from app.cli import node_login
+from app.cli.kit.output import Output
 from app.cli.main import build_parser
-from app.cli.output import Output
-from tests.fakes.password_pc import PASSWORD, LoginNodes, pc_with
+from app.core.new_nodes import AddNode
+from tests.fakes.password_pc import PASSWORD, LoginCore, log_in, pc_with
 from tests.fakes.ssh import environment
 
 
@@ -29,7 +29,8 @@ async def test_a_pc_behind_a_host_that_wants_a_password_too(
     monkeypatch.setattr(node_login, "confirm", answer)
     monkeypatch.setattr(node_login, "ask_password", answer)
     (tmp_path / "user").mkdir()
-    core = SimpleNamespace(nodes=LoginNodes(tmp_path / "master"))
+    core = LoginCore(tmp_path / "master")
+    monkeypatch.setattr(AddNode, "perform", log_in)
     args = build_parser().parse_args(["nodes", "add", "big", "--ssh", "big"])
     with environment(HOME=str(tmp_path / "user"), SSH_AUTH_SOCK=""):
         async with (
@@ -38,9 +39,7 @@ async def test_a_pc_behind_a_host_that_wants_a_password_too(
         ):
             node = await node_login.act_asking(
                 core,  # type: ignore[arg-type]
-                core.nodes.add,
-                "big",
-                replace(big, jumps=(gate,)),
+                AddNode(name="big", address=replace(big, jumps=(gate,))),
                 args,
                 Output(False, said := io.StringIO(), said),
             )

@@ -11,8 +11,8 @@ import pytest
 
 from agents.contract.spec import RunSpec
 from app.cli import runs
+from app.cli.kit.output import Output
 from app.cli.main import build_parser
-from app.cli.output import Output
 from app.cli.plan import plan_document, print_plan
 from app.planning.candidate import Plan
 from app.presentation import plan_text

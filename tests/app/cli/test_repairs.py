@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from app.cli import node_setup, output, repairs
+from app.cli import repairs
+from app.cli.kit import output
+from app.cli.kit.output import Output
 from app.cli.main import build_parser
-from app.cli.output import Output
+from app.core.nodes import CheckNodes
 from app.errors import AdminRefused, UnshippedLock, UsageError
 from app.provisioning.check_row import make_row
 from app.provisioning.repairs import Repair, install_driver
@@ -63,7 +65,7 @@ def run(
     async def check(*args: Any, **options: Any) -> Any:
         return coming.pop(0)
 
-    core.nodes.check = check  # type: ignore[method-assign]
+    core.answers[CheckNodes] = check
     args = build_parser().parse_args(words)
     out, text = Output(as_json, said := io.StringIO()), said.getvalue
     # Past `with_core`, which would open a real one.
@@ -185,8 +187,8 @@ def test_hashes_of_an_index_are_taken_after_a_yes_only(
     is_done: bool,
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(node_setup, "can_ask", lambda: answer is not None)
-    monkeypatch.setattr(node_setup, "confirm", lambda question: asked.append(question) or answer)
+    monkeypatch.setattr(repairs, "can_ask", lambda: answer is not None)
+    monkeypatch.setattr(repairs, "confirm", lambda question: asked.append(question) or answer)
     core.failure = UnshippedLock("alpha", "cu126", "https://index.example/cu126")
     first, again = ("nodes.setup", "alpha"), ("nodes.setup", "alpha", True)
     as_json = "--json" in words

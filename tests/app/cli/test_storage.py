@@ -8,8 +8,8 @@ import json
 import pytest
 
 from app.cli import storage
+from app.cli.kit.output import Output
 from app.cli.main import build_parser
-from app.cli.output import Output
 from app.errors import UserError
 from tests.fakes.core import FakeCore
 from tests.fakes.storage import CHECKPOINT, LAST, MODEL, PARTIAL
@@ -36,7 +36,7 @@ def test_the_disk_is_shown_and_items_are_deleted_after_asking(
     assert core.calls == []
     with pytest.raises(UserError, match="is not deleted: the last checkpoint"):
         ask("--free", CHECKPOINT)
-    with pytest.raises(UserError, match="nothing that is called modles"):
+    with pytest.raises(UserError, match="no item called modles"):
         ask("--free", "modles")
     monkeypatch.setattr(storage, "confirm", lambda question: "1 item on alpha, 2.0" in question)
     assert "2.0 GiB are free again on alpha" in ask("--free")[1]

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from app.cli import watch
-from app.cli.output import Output
+from app.cli.kit.output import Output
 from app.errors import UserError
 from app.events import NodeChanged, RunChanged, RunEvent, RunEventArrived
 from tests.fakes.core import FakeCore, make_node, make_run

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agents.contract.spec import AdapterSpec, RunSpec
 from app.core.core import Core
+from app.core.runs import ListCaveats
 from app.planning.candidate import Caveats
 from tests.app.forecasts.test_learning import CONFIG
 from tests.fakes.models import write_model
@@ -16,7 +17,7 @@ from tests.fakes.models import write_model
 def find_caveats(home: Path, *specs: RunSpec) -> list[Caveats]:
     async def ask() -> list[Caveats]:
         async with Core.open(home) as core:
-            return [await core.runs.list_caveats(spec) for spec in specs]
+            return [await core.do(ListCaveats(spec=spec)) for spec in specs]
 
     return asyncio.run(ask())
 

@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
-from app.core.listed_nodes import ListedNodes
+import pytest
+
+from app.core.action import Report
+from app.core.new_nodes import AddNode, AddNodeList, ResolveHost
+from app.core.state import CoreState
 from app.flows.node_list import NodeOutcome, parse_node_list
 from app.nodes.node import SshAddress
 from app.nodes.ssh_hosts import SshHost
-from tests.fakes.password_pc import PASSWORD, LoginNodes, files_with, pc_with
+from tests.fakes.password_pc import PASSWORD, LoginCore, files_with, log_in, pc_with
 from tests.fakes.ssh import environment, make_key
 
 
-class Nodes(LoginNodes):
+class Nodes(LoginCore):
     """Nodes by the target of a line."""
 
     def __init__(self, home: Path, addresses: Mapping[str, SshAddress]) -> None:
         super().__init__(home)
         self.addresses = addresses
         self.accepted: dict[str, str] = {}
-        self.hosts: dict[str, SshAddress] = {}
 
-    async def resolve(self, target: str, key: Path | None, agreed: tuple[str, ...]) -> SshHost:
-        return SshHost(address=self.addresses[target], notes=())
-
-    async def add_list(self, passwords: Mapping[str, str]) -> list[NodeOutcome]:
+    async def add_list(self, passwords: Mapping[str, str]) -> tuple[NodeOutcome, ...]:
         """Add all of them at once, as often as there are fingerprints to confirm."""
         lines = parse_node_list("\n".join(self.addresses), ())
         while True:
-            listed = ListedNodes(
-                self,
-                self.accepted,
-                passwords,
-                self.hosts,
-                key=None,
-                run_programs=False,
-            )
-            outcomes = list(await asyncio.gather(*map(listed.add, lines)))
+            add = AddNodeList(lines=lines, accepted=self.accepted, passwords=passwords)
+            outcomes = await self.do(add)
             new = {o.host: o.fingerprint for o in outcomes if o.state == "confirm"}
             if not new:
                 return outcomes
@@ -48,7 +41,15 @@ class Nodes(LoginNodes):
             passwords = {}
 
 
-async def test_pcs_behind_one_host_are_let_in_with_one_password_each(tmp_path: Path) -> None:
+async def resolve(self: ResolveHost, core: CoreState, report: Report) -> SshHost:
+    return SshHost(address=cast(Nodes, core).addresses[self.target], notes=())
+
+
+async def test_pcs_behind_one_host_are_let_in_with_one_password_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AddNode, "perform", log_in)
+    monkeypatch.setattr(ResolveHost, "perform", resolve)
     (tmp_path / "user").mkdir()
     locked = make_key(tmp_path / "user" / ".ssh", "id_ed25519", passphrase="secret")
     async with contextlib.AsyncExitStack() as stack:

@@ -11,6 +11,8 @@ import pytest
 
 from app.cli.main import run
 from app.core.core import Core
+from app.core.new_nodes import AddNodeList
+from app.core.nodes import ListNodes, RemoveNode
 from app.flows.node_list import parse_node_list
 from tests.fakes.ssh import environment, loopback_node, make_key
 
@@ -32,23 +34,23 @@ async def test_every_line_ends_in_an_outcome_and_fingerprints_come_back(tmp_path
                 f"twin {one.user}@localhost:{one.port}\ngone {one.user}@127.0.0.1:1\na x@y"
             )
             lines = parse_node_list(text, ())
-            first = await core.nodes.add_list(lines, key=key)
+            first = await core.do(AddNodeList(lines=lines, key=key))
             assert [o.state for o in first] == ["confirm"] * 3 + ["failed"] * 2
             assert [o.fingerprint for o in first[:2]] == [one.fingerprint, two.fingerprint]
-            assert core.nodes.all() == ()
+            assert (await core.do(ListNodes())) == ()
             shown = {o.host: o.fingerprint for o in first[:3]}
-            second = await core.nodes.add_list(lines[:2], shown, key)
+            second = await core.do(AddNodeList(lines=lines[:2], accepted=shown, key=key))
             assert [o.state for o in second] == ["added", "added"]
-            twin = await core.nodes.add_list(lines[2:3], shown, key)
+            twin = await core.do(AddNodeList(lines=lines[2:3], accepted=shown, key=key))
             assert "is the PC of a" in twin[0].message
-            assert {node.name for node in core.nodes.all()} == {"a", "b"}
+            assert {node.name for node in await core.do(ListNodes())} == {"a", "b"}
             lab = parse_node_list("lab", ())
             for may_run, said in ((False, "runs a program"), (True, "gave no SSH connection")):
-                (outcome,) = await core.nodes.add_list(lab, run_programs=may_run)
+                (outcome,) = await core.do(AddNodeList(lines=lab, run_programs=may_run))
                 assert said in outcome.message
-            await core.nodes.remove("b")
+            await core.do(RemoveNode(name="b"))
             other = make_key(tmp_path, "other")
-            (refused,) = await core.nodes.add_list(lines[1:2], shown, other)
+            (refused,) = await core.do(AddNodeList(lines=lines[1:2], accepted=shown, key=other))
             assert (refused.state, refused.account) == ("failed", lines[1].target), refused
 
 

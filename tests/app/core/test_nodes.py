@@ -12,7 +12,7 @@ import pytest
 
 from agents.contract.node import Calibration, NodeFacts
 from agents.contract.requests.jobs import CalibrationJob
-from app.core.nodes import CoreNodes
+from app.core.nodes import CalibrateNode
 from app.errors import UserError
 from app.forecasts.planner import describe_nodes
 from app.runs.services import Services
@@ -32,8 +32,8 @@ def measure(services: Services, cluster: FakeCluster, found: Calibration) -> Any
 
     node.calibrate = calibrate  # type: ignore[method-assign, assignment]
     fleet = SimpleNamespace(client=lambda name: node)
-    core = cast(Any, SimpleNamespace(_fleet=fleet, _services=services))
-    return asyncio.run(CoreNodes.calibrate(core, "alpha"))
+    core = cast(Any, SimpleNamespace(fleet=fleet, services=services))
+    return asyncio.run(CalibrateNode(name="alpha").perform(core, lambda event: None))
 
 
 @pytest.fixture

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from agents.contract.repair import FileEdit, RepairStep
+from app.core.action import sentences
 from app.core.core import Core
+from app.core.new_nodes import AddNode
+from app.core.repairs import ApplyRepair, ReadChanges, RetestRow, ShowRepair, UndoChanges
 from app.errors import UserError
 from app.provisioning.check_row import make_row
 from app.provisioning.repairs import Repair
@@ -27,27 +30,31 @@ async def test_a_repair_is_applied_listed_and_undone(tmp_path: Path) -> None:
     bad = RepairStep(says="Fail", as_root=False, run=("sh", "-c", "echo 'b\x1b[31mad'; exit 4"))
     repair = made_for(tmp_path, bad)
     async with loopback_node(tmp_path) as server, Core.open(tmp_path / "master") as core:
-        await core.nodes.add("pc", address_of(server), server.fingerprint)
-        shown = await core.repairs.preview("pc", repair)
+        await core.do(
+            AddNode(name="pc", address=address_of(server), accept_host_key=server.fingerprint)
+        )
+        shown = await core.do(ShowRepair(node="pc", repair=repair))
         assert (shown.steps[0].before, shown.steps[0].after) == ("one\nold\n", "one\nnew \u00e4\n")
         said: list[str] = []
-        change = await core.repairs.apply("pc", repair, shown, progress=said.append)
+        change = await core.do(
+            ApplyRepair(node="pc", repair=repair, shown=shown), sentences(said.append)
+        )
         assert "\x1b" not in "".join(said)
         assert said[0] == "Edit hosts ..."
         assert "exit code 4" in change.problem
         assert hosts.read_text(encoding="utf-8") == "one\nnew \u00e4\n"
-        assert (await core.repairs.changes("pc")).changes == (change,)
+        assert (await core.do(ReadChanges(node="pc"))).changes == (change,)
         assert "@" in change.by
-        (undone,) = await core.repairs.undo("pc", (change.number,))
+        (undone,) = await core.do(UndoChanges(node="pc", numbers=(change.number,)))
         assert undone.undone_s is not None
         assert hosts.read_text(encoding="utf-8") == "one\nold\n"
         with pytest.raises(UserError, match="pc: There is no change 9"):
-            await core.repairs.undo("pc", (9,))
+            await core.do(UndoChanges(node="pc", numbers=(9,)))
         # A row that no check gives any more stands for something that is well.
-        (row,) = await core.repairs.retest(make_row("hosts", "pc", "warn", "bad"))
+        (row,) = await core.do(RetestRow(row=make_row("hosts", "pc", "warn", "bad")))
         assert row.status == "pass"
         reach = make_row("reach", "pc", "fail", "it was off")
-        assert [one.status for one in await core.repairs.retest(reach)] == ["pass"]
+        assert [one.status for one in await core.do(RetestRow(row=reach))] == ["pass"]
 
 
 async def test_a_repair_goes_on_when_nobody_listens_any_more(tmp_path: Path) -> None:
@@ -58,23 +65,27 @@ async def test_a_repair_goes_on_when_nobody_listens_any_more(tmp_path: Path) -> 
     )
     repair = Repair(id="slow", title="Slow", explanation="", steps=(slow,))
     async with loopback_node(tmp_path) as server, Core.open(tmp_path / "master") as core:
-        await core.nodes.add("pc", address_of(server), server.fingerprint)
-        shown = await core.repairs.preview("pc", repair)
+        await core.do(
+            AddNode(name="pc", address=address_of(server), accept_host_key=server.fingerprint)
+        )
+        shown = await core.do(ShowRepair(node="pc", repair=repair))
         begun = asyncio.Event()
 
         def listen(said: str) -> None:
             if said == "on":
                 begun.set()
 
-        work = asyncio.create_task(core.repairs.apply("pc", repair, shown, progress=listen))
+        work = asyncio.create_task(
+            core.do(ApplyRepair(node="pc", repair=repair, shown=shown), sentences(listen))
+        )
         await begun.wait()
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
-        (change,) = (await core.repairs.changes("pc")).changes
+        (change,) = (await core.do(ReadChanges(node="pc"))).changes
         assert change.ended_s is None
         while change.ended_s is None:
             await asyncio.sleep(0.1)
-            (change,) = (await core.repairs.changes("pc")).changes
+            (change,) = (await core.do(ReadChanges(node="pc"))).changes
         assert change.problem == ""
         assert (tmp_path / "made").exists()

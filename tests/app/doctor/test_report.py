@@ -17,6 +17,7 @@ import pytest
 
 from app.cli.main import run
 from app.core.core import Core
+from app.core.new_nodes import AddNode
 from app.doctor import cluster
 from app.doctor.report import collect_report, save_report
 from app.doctor.scrub import scrub
@@ -105,7 +106,7 @@ def forms_of(secret: str) -> list[bytes]:
 
 async def add_this_pc(home: Path) -> None:
     async with Core.open(home) as core:
-        await core.nodes.add("here", LocalAddress())
+        await core.do(AddNode(name="here", address=LocalAddress()))
 
 
 @pytest.mark.usefixtures("node_log")

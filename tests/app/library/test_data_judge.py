@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agents.contract.spec import DataSpec, RunSpec
-from app.cli.output import Output
+from app.cli.kit.output import Output
 from app.cli.plan import plan_document, print_plan
 from app.errors import UserError
 from app.forecasts.planner import Planner, describe_nodes

@@ -131,7 +131,5 @@ def test_a_plan_says_whether_nothing_fits_or_only_what_is_asked_for() -> None:
 
     assert (alone.chosen, nothing.chosen) == (None, None)
     said = describe_plan(alone)
-    assert said.startswith(
-        "No plan fits the mode and the nodes that are asked for. pc1 alone: fits"
-    )
+    assert said.startswith("No plan fits the requested mode and nodes. pc1 alone: fits")
     assert describe_plan(nothing).startswith("No plan fits these settings. ")

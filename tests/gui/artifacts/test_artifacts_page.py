@@ -9,6 +9,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
+from app.core.artifacts import ListServeCommands
 from app.errors import UserError
 from app.gui.artifacts.copy_artifact_dialog import CopyArtifactDialog
 from app.gui.artifacts.push_dialog import PushDialog
@@ -180,14 +181,14 @@ def test_news_from_elsewhere_are_shown_and_keep_the_selection(stage):
 
 
 def test_commands_are_those_of_the_artifact_that_is_shown(stage, monkeypatch):
-    find, may_end = stage.core.artifacts.serve_commands, asyncio.Event()
+    find, may_end = stage.core.answers[ListServeCommands], asyncio.Event()
 
-    async def serve_commands(label):
-        if label == GGUF:
+    async def serve_commands(action, report):
+        if action.name == GGUF:
             await may_end.wait()
-        return await find(label)
+        return await find(action, report)
 
-    monkeypatch.setattr(stage.core.artifacts, "serve_commands", serve_commands)
+    monkeypatch.setitem(stage.core.answers, ListServeCommands, serve_commands)
     page = stage.window.artifacts
     page.open_artifact(GGUF)
     open_tab(stage, "Serve")

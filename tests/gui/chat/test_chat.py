@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
 from app.conversation import Subject
+from app.core.chats import OpenChat
 from app.errors import UserError
 from app.gui.chat.chat_dialog import ChatDialog, open_chat
 from tests.fakes.chats import ANSWER
@@ -111,10 +112,10 @@ def test_prompts_are_kept_and_their_answers_written(busy, dialog, tmp_path):
 
 
 def test_what_cannot_be_loaded_is_said_in_its_column(busy, dialog, monkeypatch):
-    async def refuse(*asked, **told):
+    async def refuse(action, report):
         raise UserError("alpha has no training environment", "Set it up.")
 
-    monkeypatch.setattr(busy.core.chats, "open", refuse)
+    monkeypatch.setitem(busy.core.answers, OpenChat, refuse)
     ask(busy, dialog, "Who?")
     assert "Set it up." in dialog.columns[0].transcript.toPlainText()
 
@@ -141,16 +142,16 @@ def test_a_checkpoint_of_the_table_stands_among_them(busy):
 
 def refuse_to_load(busy, monkeypatch, step, after=None):
     """Let the checkpoint of a step not be loaded; `after` is waited for before that is known."""
-    load = busy.core.chats.open
+    load = busy.core.answers[OpenChat]
 
-    async def open_chat(subject, *, progress=None):
-        if subject.checkpoint != step:
-            return await load(subject, progress=progress)
+    async def open_chat(action, report):
+        if action.subject.checkpoint != step:
+            return await load(action, report)
         while after is not None and not after():  # noqa: ASYNC110 - of the other thread
             await asyncio.sleep(0.005)
         raise UserError("alpha has no training environment", "Set it up.")
 
-    monkeypatch.setattr(busy.core.chats, "open", open_chat)
+    monkeypatch.setitem(busy.core.answers, OpenChat, open_chat)
 
 
 def test_a_question_is_not_lost_with_a_model_that_cannot_be_loaded(busy, dialog, monkeypatch):

@@ -12,6 +12,7 @@ from PySide6.QtGui import QGuiApplication, QKeyEvent
 from PySide6.QtTest import QTest
 
 from app.artifacts.exports.request import ExportRequest
+from app.core.artifacts import ExportModel, PlanExport
 from app.errors import UserError
 from app.events import ExportedModel
 from app.flows.export import ExportAnswers
@@ -184,10 +185,10 @@ def go_to_places(busy, wizard):
 
 
 def test_a_plan_that_cannot_be_made_says_why_and_starts_nothing(busy, wizard, monkeypatch):
-    async def fail(request):
+    async def fail(action, report):
         raise UserError("the base of this run has moved", "Put it back to /models/llama.")
 
-    monkeypatch.setattr(busy.core.artifacts, "plan_export", fail)
+    monkeypatch.setitem(busy.core.answers, PlanExport, fail)
     go_to_places(busy, wizard)
     busy.wait_for(lambda: "Put it back" in wizard._problem.text())
     assert wizard._problem.isVisible()
@@ -200,11 +201,11 @@ def test_a_plan_that_cannot_be_made_says_why_and_starts_nothing(busy, wizard, mo
 
 
 def test_without_a_node_that_can_one_does_not_go_on(busy, wizard, monkeypatch):
-    async def plan(request):
-        plan = make_export_plan(request.to, request.types)
+    async def plan(action, report):
+        plan = make_export_plan(action.request.to, action.request.types)
         return replace(plan, places=plan.places[2:])
 
-    monkeypatch.setattr(busy.core.artifacts, "plan_export", plan)
+    monkeypatch.setitem(busy.core.answers, PlanExport, plan)
     go_to_places(busy, wizard)
     busy.wait_for(lambda: "No node" in wizard._problem.text())
     assert not wizard.forward.isEnabled()
@@ -270,10 +271,10 @@ def test_each_job_has_its_own_time_though_nobody_looks(busy):
 
 
 def test_what_was_made_is_asked_and_copied_by_where_it_is(busy, wizard, monkeypatch):
-    async def make(request, out, progress):
-        return ExportedModel(path=Path("/home/anna") / out.relative_to("~"))
+    async def make(action, report):
+        return ExportedModel(path=Path("/home/anna") / action.out.relative_to("~"))
 
-    monkeypatch.setattr(busy.core.artifacts, "export", make)
+    monkeypatch.setitem(busy.core.answers, ExportModel, make)
     go_on(busy, wizard, "nf4")
     wizard.places.folder.setText("out")
     press(wizard, "Export")
@@ -291,13 +292,13 @@ def test_the_chosen_node_stays_while_nodes_are_looked_at_again(busy, wizard, mon
     busy.wait_for(lambda: "alpha" in wizard.places.nodes)
     wizard.places.nodes["alpha"].click()
     press(wizard, "Back")
-    plan, may_end = busy.core.artifacts.plan_export, asyncio.Event()
+    plan, may_end = busy.core.answers[PlanExport], asyncio.Event()
 
-    async def wait(request):
+    async def wait(action, report):
         await may_end.wait()
-        return await plan(request)
+        return await plan(action, report)
 
-    monkeypatch.setattr(busy.core.artifacts, "plan_export", wait)
+    monkeypatch.setitem(busy.core.answers, PlanExport, wait)
     press(wizard, "Next")
     assert wizard.answers().node == "alpha"
     busy.core.on_loop(may_end.set)

@@ -9,6 +9,7 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QDialog, QLabel
 
+from app.core.nodes import CheckNodes, RemoveNode
 from app.errors import HostKeyChanged, NodeUnreachable, UnshippedLock, UserError
 from app.events import NodeRemoved
 from app.gui.kit.primitives import Button
@@ -415,10 +416,10 @@ def test_a_check_shows_the_worst_first_with_a_fix_to_copy(busy, application):
 
 
 def test_a_second_check_ends_the_first(busy, monkeypatch):
-    check, gates = busy.core.nodes.check, [asyncio.Event(), asyncio.Event()]
+    check, gates = busy.core.answers[CheckNodes], [asyncio.Event(), asyncio.Event()]
     ended = []
 
-    async def held_check(names=(), on_row=None, progress=None):
+    async def held_check(action, report):
         number = len(ended)
         ended.append("under way")
         try:
@@ -426,9 +427,9 @@ def test_a_second_check_ends_the_first(busy, monkeypatch):
         except asyncio.CancelledError:
             ended[number] = "cancelled"
             raise
-        return await check(names, on_row, progress)
+        return await check(action, report)
 
-    monkeypatch.setattr(busy.core.nodes, "check", held_check)
+    monkeypatch.setitem(busy.core.answers, CheckNodes, held_check)
     busy.window.go_to("nodes")
     press(busy.window.nodes, "Check all nodes")
     busy.wait_for(lambda: ended == ["under way"])
@@ -452,14 +453,14 @@ def test_the_table_of_nodes_takes_no_more_height_than_its_rows(busy):
 
 
 def test_rows_of_a_check_appear_while_it_runs(busy, monkeypatch):
-    check, may_end = busy.core.nodes.check, asyncio.Event()
+    check, may_end = busy.core.answers[CheckNodes], asyncio.Event()
 
-    async def slow_check(names=(), on_row=None, progress=None):
-        rows = await check(names, on_row, progress)
+    async def slow_check(action, report):
+        rows = await check(action, report)
         await may_end.wait()
         return rows
 
-    monkeypatch.setattr(busy.core.nodes, "check", slow_check)
+    monkeypatch.setitem(busy.core.answers, CheckNodes, slow_check)
     busy.window.go_to("nodes")
     results = busy.window.nodes.results
 
@@ -509,7 +510,7 @@ def test_links_are_a_matrix_that_says_what_is_not_measured(busy):
     assert cells["alpha"]["beta"].text == "not measured"
     assert cells["beta"]["alpha"].tone == "warning"
     assert "1 link not measured" in page.links.summary.text()
-    busy.bridge.run(lambda core, report: core.nodes.remove("gamma"))
+    busy.bridge.do(RemoveNode(name="gamma"))
     busy.wait_for(lambda: "gamma" not in {row.node for row in page.links.model.rows()})
     assert page.links.table.model().columnCount() == len(names)
 

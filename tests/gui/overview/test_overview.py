@@ -9,6 +9,7 @@ from PySide6.QtGui import QHelpEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QPushButton, QToolTip
 
+from app.core.nodes import RemoveNode
 from app.events import NodeSnapshot
 from app.gui.charts.sparkline import make_polygon
 from app.gui.overview.wall import CardPlace, arrange, choose_columns
@@ -124,7 +125,7 @@ def test_a_lost_node_and_a_new_node_change_the_wall(busy):
     wall = busy.window.overview.wall
     busy.wait_for(lambda: len(wall.cards()) == 7)
     assert any("unreachable for 3" in card.accessibleName() for card in wall.cards())
-    busy.core.on_loop(lambda: busy.bridge.run(lambda core, report: core.nodes.remove("zeta")))
+    busy.core.on_loop(lambda: busy.bridge.do(RemoveNode(name="zeta")))
     busy.wait_for(lambda: len(wall.cards()) == 6)
 
 

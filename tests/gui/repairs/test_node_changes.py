@@ -2,11 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
+from app.core.action import Action, Report
+from app.core.nodes import CalibrateNode
+from app.core.repairs import ApplyRepair, UndoChanges
+from app.core.storage import FreeStorage
 from app.gui.repairs.repair_dialog import RepairDialog
 from app.provisioning.check_row import make_row
 from app.provisioning.system_repairs import synchronise_clock
@@ -14,16 +19,16 @@ from tests.fakes.storage import MODEL
 from tests.gui.stage import Stage, answer_question, open_dialog, press
 
 
-def hold(stage: Stage, monkeypatch, owner: object, name: str) -> Callable[[], None]:
+def hold(stage: Stage, monkeypatch, kind: type[Action[Any]]) -> Callable[[], None]:
     """Let an action of the fake core wait until what is returned is called."""
-    act, gate = getattr(owner, name), asyncio.Event()
+    act, gate = stage.core.answers[kind], asyncio.Event()
 
-    async def wait(*values: object) -> object:
-        stage.core.calls.append((f"held.{name}",))
+    async def wait(action: Action[Any], report: Report) -> object:
+        stage.core.calls.append((f"held.{kind.dotted_name}",))
         await gate.wait()
-        return await act(*values)
+        return await act(action, report)
 
-    monkeypatch.setattr(owner, name, wait)
+    monkeypatch.setitem(stage.core.answers, kind, wait)
     return lambda: stage.bridge.call_soon(gate.set)
 
 
@@ -53,11 +58,11 @@ def test_a_deletion_goes_on_whatever_is_looked_at(busy, monkeypatch, look):
     click_node(busy, "alpha")
     click_tab(busy, "Storage")
     busy.wait_for(lambda: "Rackless uses 24.0 GiB" in pane.summary.text())
-    release = hold(busy, monkeypatch, busy.core.storage, "free")
+    release = hold(busy, monkeypatch, FreeStorage)
     pane.table.select(MODEL)
     answer_question("Delete")
     press(pane, "Delete\u2026")
-    busy.wait_for(lambda: busy.called("held.free") == [()])
+    busy.wait_for(lambda: busy.called("held.storage.free") == [()])
     click_node(busy, "beta")
     busy.wait_for(pane.again.isEnabled, "beta was read")
     assert pane.banner.message() == ""
@@ -97,10 +102,10 @@ def test_an_undo_goes_on_and_its_failure_is_shown_where_the_person_is(busy, monk
     click_node(busy, "beta")
     click_tab(busy, "Changes")
     busy.wait_for(pane.undo.isEnabled)
-    release = hold(busy, monkeypatch, busy.core.repairs, "undo")
+    release = hold(busy, monkeypatch, UndoChanges)
     busy.core.repairs.admin = "password"  # is asked for one by now, and gets none
     press(pane, "Undo")
-    busy.wait_for(lambda: busy.called("held.undo") == [()])
+    busy.wait_for(lambda: busy.called("held.repairs.undo") == [()])
     click_tab(busy, "Details")
     click_tab(busy, "Changes")
     busy.wait_for(lambda: "1 repair on beta" in pane.summary.text(), "its log was read again")
@@ -113,11 +118,11 @@ def test_an_undo_goes_on_and_its_failure_is_shown_where_the_person_is(busy, monk
 
 def test_a_repair_goes_on_after_its_dialog_was_closed(busy, monkeypatch):
     busy.core.repairs.admin = "passwordless"
-    release = hold(busy, monkeypatch, busy.core.repairs, "apply")
+    release = hold(busy, monkeypatch, ApplyRepair)
     open_clock_repair(busy)
     dialog = open_dialog(RepairDialog)
     press(dialog, "Apply")
-    busy.wait_for(lambda: busy.called("held.apply") == [()])
+    busy.wait_for(lambda: busy.called("held.repairs.apply") == [()])
     press(dialog, "Close")
     told = busy.window.nodes.banner
     release()
@@ -130,8 +135,8 @@ def test_a_repair_goes_on_after_its_dialog_was_closed(busy, monkeypatch):
 def test_closing_waits_for_what_changes_a_node(busy, monkeypatch):
     busy.window.state.was_told_closing = True
     busy.core.repairs.admin = "passwordless"
-    release_repair = hold(busy, monkeypatch, busy.core.repairs, "apply")
-    release_deletion = hold(busy, monkeypatch, busy.core.storage, "free")
+    release_repair = hold(busy, monkeypatch, ApplyRepair)
+    release_deletion = hold(busy, monkeypatch, FreeStorage)
     open_clock_repair(busy)
     dialog = open_dialog(RepairDialog)
     press(dialog, "Apply")
@@ -169,9 +174,9 @@ def test_closing_names_an_undo_and_a_set_up_and_can_leave_them(busy, monkeypatch
     click_tab(busy, "Changes")
     pane = busy.window.nodes.changes
     busy.wait_for(pane.undo.isEnabled)
-    hold(busy, monkeypatch, busy.core.repairs, "undo")
+    hold(busy, monkeypatch, UndoChanges)
     press(pane, "Undo")
-    hold(busy, monkeypatch, busy.core.nodes, "calibrate")
+    hold(busy, monkeypatch, CalibrateNode)
     press(busy.window.nodes, "Measure")  # is done again at will, so nobody is asked about it
     assert busy.bridge.closing_notes() == (
         "Undoing on beta goes on there; its Changes tab says later what came of it.",

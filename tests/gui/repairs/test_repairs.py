@@ -5,6 +5,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QPushButton
 
+from app.core.nodes import CheckNodes
 from app.gui.repairs.repair_dialog import RepairDialog
 from app.provisioning.check_row import make_row
 from app.provisioning.repairs import Repair, install_driver
@@ -147,11 +148,11 @@ def test_a_node_is_prepared_repair_by_repair(busy, monkeypatch):
     well = make_row("clock", "alpha", "pass", "within 0.1 s")
     coming = [(clock, driver, broken), (well,), (well,), (clock,), (broken,), (broken,)]
 
-    async def check(names=(), on_row=None, progress=None):
-        assert names == ("alpha",)
+    async def check(action, report):
+        assert action.names == ("alpha",)
         return coming.pop(0)
 
-    monkeypatch.setattr(busy.core.nodes, "check", check)
+    monkeypatch.setitem(busy.core.answers, CheckNodes, check)
     busy.window.go_to("nodes")
     page = busy.window.nodes
     page.table.select("alpha")

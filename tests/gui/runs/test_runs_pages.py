@@ -12,8 +12,16 @@ from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtTest import QTest
 
+from app.core.runs import FindCheckpoints
 from app.errors import UsageError, UserError
-from app.events import Certificate, EvaluationRecord, PhaseProgress, RunChanged, RunEvent
+from app.events import (
+    Certificate,
+    EvaluationRecord,
+    PhaseProgress,
+    RunChanged,
+    RunEvent,
+    StepRecord,
+)
 from app.flows.new_run import list_questions
 from app.flows.new_run_answers import to_spec, usual_answers
 from app.gui.charts.axis import choose_ticks, format_tick
@@ -415,14 +423,14 @@ def test_why_a_run_failed_is_told_before_its_loss(busy, page):
 
 
 def test_checkpoints_stay_those_of_the_run_that_is_shown(busy, page, monkeypatch):
-    find, may_end = busy.core.runs.checkpoints, asyncio.Event()
+    find, may_end = busy.core.answers[FindCheckpoints], asyncio.Event()
 
-    async def checkpoints(run_id=None, verify=False):
-        if run_id == RUN:
+    async def checkpoints(action, report):
+        if action.run_id == RUN:
             await may_end.wait()
-        return await find(run_id, verify)
+        return await find(action, report)
 
-    monkeypatch.setattr(busy.core.runs, "checkpoints", checkpoints)
+    monkeypatch.setitem(busy.core.answers, FindCheckpoints, checkpoints)
     page.tabs.setCurrentIndex(3)
     press(page, "Verify all")
     assert "Verifying checkpoints of support-chat" in page.banner.message()
@@ -437,10 +445,10 @@ def test_checkpoints_stay_those_of_the_run_that_is_shown(busy, page, monkeypatch
 
 
 def test_where_there_is_no_checkpoint_none_is_called_whole(busy, page, monkeypatch):
-    async def find_none(run_id=None, verify=False):
+    async def find_none(action, report):
         return ()
 
-    monkeypatch.setattr(busy.core.runs, "checkpoints", find_none)
+    monkeypatch.setitem(busy.core.answers, FindCheckpoints, find_none)
     page.tabs.setCurrentIndex(3)
     press(page, "Verify all")
     busy.wait_for(lambda: "nodes that respond have no checkpoint" in page.banner.message())
@@ -656,6 +664,22 @@ def test_both_charts_show_the_same_steps(page):
     assert len(waiting.curves) == len(charts.loss.curves)
 
 
+def test_metrics_of_an_objective_are_offered_once_a_step_has_them(page):
+    charts = page.charts
+    place = charts.choice.findData("reward_margin")
+    assert charts.choice.view().isRowHidden(place)
+    step = StepRecord(
+        attempt=9, step=900, time_s=0, loss=1.0, learning_rate=None, gradient_norm=None,
+        tokens_per_s=None, step_s=None, wait_s=None, metrics={"reward_margin": 0.5},
+    )  # fmt: skip
+    charts.extend([step])
+    assert not charts.choice.view().isRowHidden(place)
+    assert charts.choice.view().isRowHidden(charts.choice.findData("reward_accuracy"))
+    charts.choice.setCurrentIndex(place)
+    charts.clear()
+    assert charts.choice.currentIndex() == 0
+
+
 def test_figures_and_picture_of_a_chart_are_copied(application, page):
     plot = page.charts.others["speed"]
     plot.show_range(Limits(205.0, 215.0))
@@ -752,14 +776,14 @@ def test_a_newer_checkpoint_out_of_reach_is_told_before_it_is_given_up():
 
 @pytest.mark.parametrize(("num_damaged", "step"), [(1, 320), (3, None)])
 def test_a_damaged_checkpoint_is_shown_and_not_chosen(busy, monkeypatch, num_damaged, step):
-    plain = busy.core.runs.checkpoints
+    plain = busy.core.answers[FindCheckpoints]
 
-    async def list_damaged(run_id=None, verify=False):
-        found = await plain(run_id, verify)
+    async def list_damaged(action, report):
+        found = await plain(action, report)
         bad = [replace(one, verified=False, problem="alpha: cut") for one in found[:num_damaged]]
         return (*bad, *found[num_damaged:])
 
-    monkeypatch.setattr(busy.core.runs, "checkpoints", list_damaged)
+    monkeypatch.setitem(busy.core.answers, FindCheckpoints, list_damaged)
     dialog = ResumeDialog(busy.context, busy.window, busy.cluster.runs[RUN])
     busy.wait_for(lambda: len(dialog.model.rows()) == 3)
     assert dialog.choice().step == step

@@ -9,6 +9,7 @@ from dataclasses import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
+from app.core.runs import StopRun
 from app.errors import UserError
 from app.gui.application import core_opener
 from app.gui.kit.actions import TEXTS
@@ -172,7 +173,7 @@ def test_a_report_tells_versions_and_no_names(monkeypatch):
 
 def test_an_error_without_a_place_of_its_own_shows_above_the_page(busy):
     busy.core.failure = UserError("The store is full.", "Free some space.")
-    busy.bridge.run(lambda core, report: core.runs.stop("support-chat-7f3a"))
+    busy.bridge.do(StopRun(run_id="support-chat-7f3a"))
     busy.wait_for(lambda: "Free some space" in busy.window.banner.message())
 
 

@@ -207,7 +207,7 @@ def test_follow_of_a_deleted_attempt_ends_with_the_reason(agent: Agent, node: No
     while (message := agent.read()).get("kind") == "stream.data":
         pass
     assert message["kind"] == "stream.end"
-    assert "somebody cut it" in message["data"]["error"]["message"]
+    assert "it was truncated" in message["data"]["error"]["message"]
 
 
 def test_checkpoints_over_the_wire(agent: Agent, node: Node) -> None:

@@ -16,9 +16,12 @@ from agents.contract.spec import DataSpec, RunSpec
 from agents.errors import ExpectedError
 from agents.trainer.data import cache
 from agents.trainer.data.cache import load_examples, make_key, prune
+from agents.trainer.data.examples import Segment
 from agents.trainer.data.packing import pack
 from agents.trainer.data.rows import find_files
-from agents.trainer.data.store import open_examples
+from agents.trainer.data.store import open_examples, write_about, write_examples
+from agents.trainer.data.tally import Tally
+from agents.trainer.data.tokens import Tokenized
 from agents.trainer.model.model import load_tokenizer
 from tests.agents.trainer.ranks import DEMO
 from tests.draws import seed
@@ -67,6 +70,17 @@ def test_examples_come_back_as_they_were_written(tmp_path, tokenizer):
     assert found.num_tokens.tolist() == [example.num_tokens for example in found]
     assert found.weights.tolist() == [example.num_targets for example in found]
     assert found[3].segments[0].is_target.tolist() == [False] + [True] * (found.num_tokens[3] - 1)
+
+
+def test_labels_come_back_in_their_order(tmp_path):
+    segment = Segment(1, np.arange(3, dtype=np.int32), np.array([False, True, True]))
+    rows = [Tokenized((segment,), label=label) for label in (1.0, 0.0, 1.0)]
+    sizes = write_examples(tmp_path / "entry", iter(rows), capacity=None)
+    write_about(tmp_path / "entry", sizes, "chat", Tally(name="t"))
+    by_row = open_examples(tmp_path / "entry", weighs_tokens=False)
+    by_token = open_examples(tmp_path / "entry")
+    assert by_row.labels.tolist() == [1.0, 0.0, 1.0]
+    assert (by_row.weights.tolist(), by_token.weights.tolist()) == ([1, 1, 1], [2, 2, 2])
 
 
 @pytest.mark.parametrize("module", ["rows.py", "meaning.py"])

@@ -260,7 +260,7 @@ def test_a_result_that_memory_does_not_hold_is_proved_from_the_disk(
     assert place.is_unpacked
     assert max(place.ram_bytes or 0, place.vram_bytes or 0) < 32 * GIB
     said = describe_place(place)
-    assert said.endswith("is therefore measured from its disk, without its speed")
+    assert said.endswith("measured from the disk, and its speed is not measured")
     merged, packed = 2 * 69e9, 35e9
     assert place.node_bytes is not None
     assert place.node_bytes > 2 * merged + packed

@@ -105,7 +105,7 @@ async def test_each_host_on_the_way_is_confirmed_by_itself(tmp_path: Path) -> No
         assert process.peer == ""  # the connection leads to the jump host
         await connection.close()
         assert set(passed) == {(server.address, server.port)}
-        # Without the jump it is another place, whose key nobody has confirmed.
+        # Without the jump it is another place, whose key is not confirmed.
         assert HostKeys(master).find(address_of(server)) is None
 
 

@@ -88,7 +88,7 @@ async def test_a_snapshot_of_one_node_is_in_the_cache_of_another_and_on_its_disk
             snapshot=HubSnapshot(revision=REVISION, files=(false,)),
             folder=place.folder,
         )
-        with pytest.raises(UserError, match="is not the file of the hub"):
+        with pytest.raises(UserError, match="differs from the file on the hub"):
             await two.ask(ShowSnapshot(place=lie))
         assert (await two.ask(FindSnapshot(model="org/other"))).snapshot is None
 

@@ -101,6 +101,15 @@ def test_odd_values_become_unknown_but_a_diverged_loss_shows() -> None:
     assert math.isnan(record.loss or 0.0)
     assert (record.tokens_per_s, record.learning_rate, record.wait_s) == (None, None, None)
     assert step_record({"kind": "step"}, 1) is None
+
+
+def test_step_record_has_the_metrics_of_its_objective() -> None:
+    record = step_record(step(7, reward_margin=1.5, reward_accuracy=math.inf, other=1.0), 1)
+    assert record is not None
+    assert record.metrics == {"reward_margin": 1.5}
+    plain = step_record(step(7), 1)
+    assert plain is not None
+    assert plain.metrics == {}
     assert step_record({"kind": "phase", "step": 1}, 1) is None
 
 

@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from app.cli.failures import logging_json, print_notice
-from app.cli.output import Output
+from app.cli.kit.failures import logging_json, print_notice
+from app.cli.kit.output import Output
 from app.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 INTERRUPTED = Interrupted.exit_code
 """Exit code after Ctrl-C, by the convention of shells (128 + SIGINT)."""
 Handler = Callable[[argparse.Namespace, Output], int]
-CoreHandler = Callable[["Core", argparse.Namespace, Output], Awaitable[int]]
+CoreHandler = Callable[["CoreApi", argparse.Namespace, Output], Awaitable[int]]
 # argparse gives the misspelt word and the choices in its message alone.
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from app.cli.output import Output, plain
+from app.cli.kit.output import Output, plain
 from app.events import (
     Event,
     Listener,
@@ -20,7 +20,7 @@ from app.presentation.start_text import describe_start
 from app.text import show_duration, show_loss, show_rate, show_share
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 # Seconds between two updates of what a start says.
 _TICK_S = 1.0
@@ -62,7 +62,7 @@ def while_read(listener: Listener) -> Listener:
 class Watching:
     """Prints the events and progress of one run inside a `with` block."""
 
-    def __init__(self, core: Core, out: Output, run_id: str = "") -> None:
+    def __init__(self, core: CoreApi, out: Output, run_id: str = "") -> None:
         self.run_id = run_id
         """Id of the run; empty until the run is announced."""
         self._core = core
@@ -82,10 +82,12 @@ class Watching:
 
     async def until_end(self, run_id: str) -> int:
         """Follow the run; return exit code 0 if it is done, 1 if it ended otherwise."""
+        from app.core.runs import WatchRun
+
         self.run_id = run_id
         ticking = asyncio.create_task(self._tick()) if self._out.is_terminal else None
         try:
-            run = await self._core.runs.watch(run_id)
+            run = await self._core.do(WatchRun(run_id=run_id))
         finally:
             if ticking is not None:
                 ticking.cancel()

@@ -1,0 +1,1 @@
+"""What every command is made of: its parser, its output, its errors."""

@@ -1,0 +1,120 @@
+"""State that actions share while a core is open."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from agents.contract.node import NodeFacts, Sample
+from agents.contract.run import RankPlacement
+from agents.contract.spec import RunSpec
+from app.errors import UserError
+from app.events import Event, EventHub, NodeChanged, SampleArrived
+from app.nodes.fleet import Fleet
+from app.nodes.node import SshAddress, address_to_json, identity_to_json
+from app.runs.lifecycle.background_tasks import BackgroundTasks
+from app.runs.services import LaunchForecast, Services
+from app.storage.nodes import NodeStore
+from app.storage.runs import RunRecord
+
+if TYPE_CHECKING:
+    from app.chats.chat import Chats
+    from app.forecasts.planner import Planner
+    from app.storage.database import Database
+    from app.storage.prompts import PromptStore
+
+
+class CoreState:
+    """What `perform` of an action works with."""
+
+    def __init__(
+        self,
+        services: Services,
+        fleet: Fleet,
+        nodes: NodeStore,
+        background: BackgroundTasks,
+        database: Database,
+        events: EventHub,
+    ) -> None:
+        self.services = services
+        self.fleet = fleet
+        self.nodes = nodes
+        self.background = background
+        self.database = database
+        self.events = events
+        self.samples: dict[str, Sample] = {}
+        """Newest sample of each node: a plan reads from it how much of a GPU others hold."""
+        self.hosts_with_key: dict[str, SshAddress] = {}
+        """Hosts that our key was copied to for a list, by account: with the key that they need."""
+        services.hooks.forecast = self._forecast
+        services.hooks.learn = self._learn
+
+    @functools.cached_property
+    def planner(self) -> Planner:
+        """Planner of runs."""
+        # Imported on use: it takes a tenth of a second, which lists of runs do not need.
+        from app.forecasts.planner import Planner
+
+        return Planner(self.services)
+
+    @functools.cached_property
+    def chats(self) -> Chats:
+        """Open conversations."""
+        from app.chats.chat import Chats  # on use: most commands never chat
+
+        return Chats(self.services)
+
+    @functools.cached_property
+    def prompts(self) -> PromptStore:
+        """Test prompts of projects, and the answers that were compared."""
+        from app.storage.prompts import PromptStore  # as above
+
+        return PromptStore(self.database)
+
+    def full_id(self, run_id: str) -> str:
+        """Return the whole id of a run of which the user may have typed the first characters only.
+
+        Raises:
+            UserError: there is no such run, or there are several.
+        """
+        return self.services.runs.get(run_id).run_id
+
+    def watch(self, run_id: str) -> None:
+        """Watch a run that was launched, if the core stays: a command leaves after the start."""
+        if self.background.is_on:
+            self.background.watch(run_id)
+
+    def save_node(self, name: str) -> None:
+        """Store a node's address and identity."""
+        node = self.fleet.node(name)
+        self.nodes.save(name, address_to_json(node.address), identity_to_json(node))
+
+    def take_sample(self, event: Event) -> None:
+        """Keep a node's newest sample."""
+        # Replayed samples are up to ten minutes old; what others hold on a GPU has changed since.
+        if isinstance(event, SampleArrived) and not event.replayed:
+            self.samples[event.node] = event.sample
+
+    def take_facts(self, event: Event) -> None:
+        """Store the identity of a node once it is known, such as of one of an earlier version."""
+        if not isinstance(event, NodeChanged) or event.node.facts is None:
+            return
+        name = event.node.name
+        if not self.fleet.learn(name, event.node.facts):
+            return
+        with contextlib.suppress(UserError):  # the disk is full: it is stored next time
+            # Another process may have removed it.
+            if any(record.name == name for record in self.nodes.all()):
+                self.save_node(name)
+
+    async def _forecast(
+        self, spec: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
+    ) -> LaunchForecast:
+        return await self.planner.forecast(spec, facts, ranks)
+
+    def _learn(self, run: RunRecord) -> None:
+        from app.forecasts.learning import learn_from_run
+
+        learn_from_run(self.services, run)
