@@ -34,9 +34,9 @@ class ChunkedFile:
 
     def check_foreign(self) -> None:
         if self.size_bytes < 0 or not _HEX.fullmatch(self.chunks):
-            raise ValueError(f"{self.chunks[:80]!a} is no list of chunks")
+            raise ValueError(f"{self.chunks[:80]!a} is not a list of chunks")
         if len(self.sha256) != DIGEST_CHARACTERS or not _HEX.fullmatch(self.sha256):
-            raise ValueError(f"{self.sha256[:80]!a} is no SHA-256")
+            raise ValueError(f"{self.sha256[:80]!a} is not a SHA-256")
         if len(self.chunks) != DIGEST_CHARACTERS * num_chunks(self.size_bytes):
             raise ValueError(f"a file of {self.size_bytes} bytes has another number of chunks")
 

@@ -54,7 +54,7 @@ class HubFile:
     def check_foreign(self) -> None:
         check_inside(self.path)
         if not _BLOB.fullmatch(self.blob):
-            raise ValueError(f"{self.blob[:80]!a} is no name of a blob")
+            raise ValueError(f"{self.blob[:80]!a} is not the name of a blob")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class HubSnapshot:
 
     def check_foreign(self) -> None:
         if not _BLOB.fullmatch(self.revision):
-            raise ValueError(f"{self.revision[:80]!a} is no revision")
+            raise ValueError(f"{self.revision[:80]!a} is not a revision")
 
 
 def check_hub_id(model: str) -> None:
@@ -76,7 +76,7 @@ def check_hub_id(model: str) -> None:
         ValueError: it is not a hub id.
     """
     if not _HUB_ID.fullmatch(model):
-        raise ValueError(f"{model[:80]!a} is no id of a model on the hub")
+        raise ValueError(f"{model[:80]!a} is not the id of a model on the hub")
 
 
 def read_snapshot(model: str, environ: Mapping[str, str]) -> HubSnapshot | None:

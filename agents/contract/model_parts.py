@@ -58,7 +58,7 @@ class ModelParts:
         # A header is written next to the weights, so its path must not lead into another folder.
         for outline in self.outlines:
             if outline.path not in known or "/" in outline.path:
-                raise ValueError(f"{outline.path[:120]!a} is no file of this model")
+                raise ValueError(f"{outline.path[:120]!a} is not a file of this model")
 
     def holds(self, stage: Stage) -> bool:
         """Return whether the node has all tensors of a stage."""

@@ -379,7 +379,7 @@ class StreamChunk:
         check_name("run_id", self.run_id)
         check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
         if not is_stream(self.stream):
-            raise ValueError(f"stream is {self.stream[:80]!a}, which is no stream of a run")
+            raise ValueError(f"stream is {self.stream[:80]!a}, which is not a stream of a run")
         check_number("offset", self.offset, 0, MAX_STREAM_BYTES)
         check_number("size_bytes", self.size_bytes, 0, MAX_STREAM_BYTES)
         check_number("dropped_bytes", self.dropped_bytes, 0, self.offset)
@@ -422,7 +422,7 @@ class CheckpointInfo:
         check_number("attempt", self.attempt, 0, MAX_ATTEMPT)
         # The master deletes and copies by this path, so it must not lead elsewhere.
         if self.path != checkpoint_path(self.run_id, self.step):
-            raise ValueError(f"path is {self.path[:120]!a}, which is no checkpoint's folder")
+            raise ValueError(f"path is {self.path[:120]!a}, which is not a checkpoint's folder")
         check_time("created_s", self.created_s)
 
 

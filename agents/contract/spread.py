@@ -177,6 +177,6 @@ def read_line(line: bytes) -> Message:
     fields = parse_json(line)
     kind = _KINDS.get(str(fields.get("kind"))) if isinstance(fields, dict) else None
     if kind is None:
-        raise WireError(f"{shorten(line)} is no message of a transfer")
+        raise WireError(f"{shorten(line)} is not a message of a transfer")
     message: Message = from_wire(kind, fields, kind.__name__)
     return message

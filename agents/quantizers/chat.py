@@ -79,7 +79,7 @@ def read_job(path: Path) -> tuple[ChatJob, str]:
     try:
         job = from_wire(ChatJob, plain, "job")
     except (WireError, ValueError) as error:
-        raise ExpectedError(f"{path} is no chat job: {error}.", "Ask again") from error
+        raise ExpectedError(f"{path} is not a chat job: {error}.", "Ask again") from error
     checkpoint = str(home / job.checkpoint) if job.checkpoint else None
     job = replace(job, model=locate(home, job.model), checkpoint=checkpoint)
     return job, str(plain.get("device", "cpu"))

@@ -229,10 +229,10 @@ class _LlamaCppSpeaker:
         self._template.refuse_endless(said)
         clock, pieces, ends, problems = _Clock(), list[str](), list[str](), list[Any]()
 
-        def hear(told: Any) -> bool:
+        def hear(message: Any) -> bool:
             """Record a message of llama.cpp; return whether to stop."""
             # llama.cpp sends single chunks or lists of chunks, and errors in the same way.
-            for chunk in told if isinstance(told, list) else [told]:
+            for chunk in message if isinstance(message, list) else [message]:
                 if "choices" not in chunk:
                     problems.append(chunk.get("error", chunk))
                     continue

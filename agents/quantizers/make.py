@@ -56,7 +56,7 @@ def make(job: MakeJob, home: Path, progress: JobProgress) -> None:
     """
     model, destination = home / job.model, home / job.destination
     if not (model / "config.json").exists():
-        raise ExpectedError(f"{model} is no model of Transformers.", "Export the run again")
+        raise ExpectedError(f"{model} is not a model of Transformers.", "Export the run again")
     # Refuse before measuring the original, which takes long.
     if reason := find_refusal(read_json(model / "config.json") or {}, job.method, job.engine):
         raise ExpectedError(f"{reason}.", suggest(job.method, job.engine))
@@ -215,7 +215,7 @@ def read_job(path: Path) -> tuple[MakeJob, Path]:
         job = from_wire(MakeJob, plain, "job")
     except (WireError, ValueError) as error:
         raise ExpectedError(
-            f"{path} is no quantizing job: {error}.", "Export the run again"
+            f"{path} is not a quantizing job: {error}.", "Export the run again"
         ) from error
     sources = (job.train, job.evaluation, job.calibration)
     train, evaluation, own = (s and replace(s, path=locate(home, s.path)) for s in sources)

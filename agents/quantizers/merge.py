@@ -98,7 +98,7 @@ def _merge(job: MergeInputs, progress: JobProgress) -> None:
     _refuse_other_model(checkpoint, base, job.hashes)
     content = name_merge(checkpoint)
     if is_merged(job.destination, content):
-        progress.tell("This checkpoint was merged here before; the model is taken as it is")
+        progress.tell("This checkpoint was merged here before, so that model is used")
         return
     make_room(job.destination)
     with appearing(job.destination, "the merged model") as partial:

@@ -18,7 +18,7 @@ class StreamSizes:
     def check_foreign(self) -> None:
         for name in self.streams:
             if not is_stream(name):
-                raise ValueError(f"{name[:80]!a} is no stream of a run")
+                raise ValueError(f"{name[:80]!a} is not a stream of a run")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

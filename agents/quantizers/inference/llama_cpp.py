@@ -202,6 +202,6 @@ class LlamaCpp:
         return answer
 
 
-def _read_number(told: float | None) -> float:
+def _read_number(value: float | None) -> float:
     """Return a number that is null in JSON, which has no NaN, for a broken model."""
-    return math.nan if told is None else float(told)
+    return math.nan if value is None else float(value)

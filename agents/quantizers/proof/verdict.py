@@ -67,7 +67,7 @@ class Proof:
             )
         if self.same_tokens is not None and self.same_tokens < LEAST_SAME_TOKENS:
             found.append(
-                f"{self.runtime} splits text otherwise than the tokenizer it was trained with: "
+                f"{self.runtime} splits text differently from the tokenizer it was trained with: "
                 f"{100 * (1 - self.same_tokens):.0f} % of the tokens differ."
             )
         if self.lost_tokens:

@@ -48,7 +48,7 @@ class ColumnKind:
     """Consequence in other formats."""
 
 
-_KEEP = "or set data.ignore_columns: [{column}] to train on them all the same"
+_KEEP = "or set data.ignore_columns: [{column}] to train on them anyway"
 _OUT = f"Take these rows out, {_KEEP}"
 _HISTORY = "history histories dialog dialogue dialogues previous prior preceding"
 _WEIGHT = "weight weights mask masks masked loss train trainable training learn learnable"
@@ -94,7 +94,7 @@ KINDS = (
     ColumnKind("reasoning", "holds the reasoning before the answer, which is left out",
                "Write it into the answer if it should be learned",
                _words("reasoning thinking thought thoughts rationale cot")),
-    ColumnKind("split", "names a held-out split, and the rows are learned all the same",
+    ColumnKind("split", "names a held-out split, but its rows are learned, too",
                "Take these rows out, or name them in data.eval", _words("split fold subset")),
     ColumnKind("turn", "tells that the row is one turn of a conversation, which would be learned "
                "as a text of its own", f"Write each conversation as one row of 'messages', {_KEEP}",
@@ -108,7 +108,7 @@ KINDS = (
     ColumnKind("reversed", "rates the chosen answer below the rejected one",
                "Check which of the two is the better one"),
     ColumnKind("placeholder", "stands in the texts for a picture, sound or video, and is learned "
-               "as it is spelled", "Take these rows out if they make no sense without it"),
+               "literally", "Take these rows out if they make no sense without it"),
     ColumnKind("skipped", "is not trained, so these rows are left out",
                "Take these rows out, or write what it says into the text"),
     ColumnKind("template", "is left out, because the model's chat template has no place for it",

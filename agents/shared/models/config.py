@@ -42,7 +42,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         with open_regular(path, path.parent) as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise ValueError(f"{path} has {os.path.getsize(path)} bytes, which is no config")
+            raise ValueError(f"{path} has {os.path.getsize(path)} bytes, which is not a config")
         return parse_config(data, str(path))
     except FileNotFoundError:
         return None
@@ -66,11 +66,11 @@ def parse_config(data: bytes, name: str) -> dict[str, Any]:
         _refuse_depth(config)
     except RecursionError as error:
         said = f"its lists and objects are nested more than {MOST_LEVELS} deep"
-        raise ValueError(f"{name} is no config: {said}") from error
+        raise ValueError(f"{name} is not a config: {said}") from error
     except ValueError as error:
         raise ValueError(f"{name} is not JSON: {str(error)[:120]}") from error
     if not isinstance(config, dict):
-        raise ValueError(f"{name} is no JSON object")
+        raise ValueError(f"{name} is not a JSON object")
     return config
 
 

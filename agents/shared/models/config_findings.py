@@ -177,13 +177,13 @@ def _find_other_kind(config: Mapping[str, Any]) -> Iterator[ModelFinding]:
     if not why and kind in NO_TEXT_CLASS:
         yield ModelFinding(
             kind="architecture",
-            message=f"is made for pictures or sound beside text ({kind}), and Transformers does "
-            "not load its language model alone",
+            message=f"is made for pictures or sound in addition to text ({kind}), and Transformers "
+            "does not load its language model alone",
             hint=OTHER_MODEL,
             file="config.json",
         )
     if why:
-        message = f"is no causal language model: it {why}"
+        message = f"is not a causal language model: it {why}"
         yield ModelFinding(
             kind="architecture", message=message, hint=OTHER_MODEL, file="config.json"
         )

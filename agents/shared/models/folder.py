@@ -204,16 +204,16 @@ def _find_model_problems(tokenizer: dict[str, Any]) -> Iterator[str]:
     if added is not None and not (
         isinstance(added, list) and all(isinstance(one, dict) for one in added)
     ):
-        yield "has added_tokens that are no list of objects"
+        yield "has added_tokens that are not a list of objects"
 
 
 def _find_setting_problems(settings: dict[str, Any]) -> Iterator[str]:
     for name in _SPECIAL:
         if not isinstance(settings.get(name), (str, dict, type(None))):
-            yield f"has an {name} that is no text"
+            yield f"has an {name} that is not text"
     # Some models have several templates, each with a name.
     if not isinstance(settings.get("chat_template"), (str, list, dict, type(None))):
-        yield "has a chat_template that is no text"
+        yield "has a chat_template that is not text"
 
 
 def _find_source_problems(files: ModelFiles) -> Iterator[tuple[str, str]]:
@@ -329,5 +329,5 @@ def _find_tokenizer_problems(found: TokenizerFiles, parts: Parts) -> Iterator[Mo
         message = f"has a damaged tokenizer: {file} {text}"
         yield ModelFinding(kind="tokenizer", message=message, hint=FILE_AGAIN, file=file)
     if not found.is_there and not found.problems and parts != "present":
-        message = "has no tokenizer: there is no tokenizer.json, and nothing to make one from"
+        message = "has no tokenizer: neither tokenizer.json nor a file to make it from"
         yield ModelFinding(kind="tokenizer", message=message, hint=hint)

@@ -145,7 +145,7 @@ def _parse_object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {str(error)[:80]}") from error
     if not isinstance(value, dict):
-        raise ValueError("is no JSON object")
+        raise ValueError("is not a JSON object")
     return value
 
 
@@ -180,7 +180,7 @@ def _parse_index(data: bytes) -> dict[str, Any]:
         # A path with folders could name any file of the PC.
         if not _is_plain(name, (".safetensors",)):
             raise ValueError(
-                f"puts {printable(tensor)} into {show(name)}, which is no file of the folder"
+                f"puts {printable(tensor)} into {show(name)}, which is not a file of the folder"
             )
     return index
 

@@ -62,7 +62,7 @@ def read_header(file: BinaryIO) -> dict[str, TensorInfo]:
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     data_bytes = size - _LENGTH_BYTES - length
     if size < _LENGTH_BYTES + 2:
-        raise HeaderError(f"has {size} bytes, which is no safetensors file")
+        raise HeaderError(f"has {size} bytes, too few for a safetensors file")
     if length > MAX_HEADER_BYTES:
         raise HeaderError(
             f"claims a header of {length:,} bytes, and at most {MAX_HEADER_BYTES:,} are allowed"
@@ -96,7 +96,7 @@ def parse_header(raw: bytes, data_bytes: int) -> dict[str, TensorInfo]:
 
 def _parse_json(raw: bytes) -> dict[str, Any]:
     if not raw.startswith(b"{"):
-        raise HeaderError("has a header that is no JSON object")
+        raise HeaderError("has a header that is not a JSON object")
     # Millions of empty lists would take a hundred times the file's size in memory.
     if raw.count(b"[") + raw.count(b"{") > 3 * raw.count(b'"data_offsets"') + _SPARE_BRACKETS:
         raise HeaderError("has a header with more lists than its tensors need")
@@ -107,7 +107,7 @@ def _parse_json(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise HeaderError(f"has a header that is not JSON: {str(error)[:80]}") from error
     if not isinstance(entries, dict):
-        raise HeaderError("has a header that is no JSON object")
+        raise HeaderError("has a header that is not a JSON object")
     if len(entries) > MAX_TENSORS:
         raise HeaderError(f"names {len(entries):,} tensors; at most {MAX_TENSORS:,} are allowed")
     return entries
@@ -124,7 +124,7 @@ def _refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _read_entry(name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     """Return a tensor, the offset of its first byte, and the offset after its last one."""
     if not isinstance(entry, Mapping):
-        raise HeaderError(f"describes {_shown(name)} by no JSON object")
+        raise HeaderError(f"describes {_shown(name)} not by a JSON object")
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
