@@ -2,8 +2,8 @@
 
 Reads `intent.json` in $RACKLESS_ATTEMPT_DIR, and its own position from RANK and WORLD_SIZE. Exits
 with 0 (done, or stopped on request), 3 (impossible, for the reason in the journal), or 1 (a bug).
-The journal and the heartbeat start before torch is imported, because that takes seconds. The log is
-for people: it begins with rank, run and versions, before anything that libraries print.
+The journal and the heartbeat start before torch is imported, which takes seconds. The log is for
+users: it starts with rank, run and versions, before any output of libraries.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from agents.trainer.rank.step_control import RankControl
 
 EXIT_USER_ERROR = 3
 EXIT_FAULT = 1
-# Maximum number of processes that compile at once; each takes about 300 MB.
+# Maximum number of compiling processes; each takes about 300 MB.
 _MAX_COMPILERS = 8
 
 
 def main() -> int:
     """Run one rank and return its exit code."""
-    os.umask(0o077)  # torchrun by hand has that of the shell
+    os.umask(0o077)  # a manual torchrun inherits that of the shell
     named = os.environ.get("RACKLESS_ATTEMPT_DIR")
     if not named:
         sys.stderr.write("RACKLESS_ATTEMPT_DIR is not set: it names the folder of the attempt\n")
@@ -47,7 +47,7 @@ def main() -> int:
     if not folder.is_dir():
         sys.stderr.write(f"RACKLESS_ATTEMPT_DIR: {folder} does not exist\n")
         return EXIT_USER_ERROR
-    # First of all: any failure from here on has to be in the log.
+    # Before anything else: any failure from here on must be in the log.
     redirect_output(folder / rank_log(rank))
     foreign_code.install()
     control = RankControl(folder, rank)
@@ -79,7 +79,7 @@ def _run(
         if (expected_s := times.recall("imports")) is not None:
             journal.write("phase", phase="loading", expected_s=expected_s)
         with imports_that_stay():
-            from agents.trainer.run import run_rank  # torch, transformers and peft come with it
+            from agents.trainer.run import run_rank  # imports torch, transformers and peft, too
         times.remember(time.monotonic() - started_s, "imports")
         journal.write("phase", phase="imported")
         run_rank(attempt, journal, heartbeat, control, model_hash)
@@ -101,7 +101,7 @@ def _run(
 
 
 def _log_identity(attempt: RankAttempt) -> None:
-    """Begin the log with what its readers ask first."""
+    """Start the log with the facts that its readers need first."""
     intent, place = attempt.intent, attempt.placement
     _log(
         f"rank {attempt.rank} of {len(intent.ranks)} of run {intent.run_id}, attempt "
@@ -120,15 +120,14 @@ def _find_version(package: str) -> str:
 
 
 def _log(text: str) -> None:
-    with contextlib.suppress(OSError):  # a full disk stops no training
+    with contextlib.suppress(OSError):  # a full disk must not stop the run
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
 
 
 def _configure_torch(compiled_folder: Path) -> None:
-    """Set what torch reads when it is imported; variables that a user has set are kept.
+    """Set variables that torch reads when it is imported; those set by the user are kept.
 
-    Compiled code is kept on the node for the next start. GPU memory is allocated in segments that
-    grow, which leaves fewer gaps, but not under WSL2, whose driver does not support that.
+    Compiled code is kept on the node for the next start.
     """
     workers = min(_MAX_COMPILERS, len(os.sched_getaffinity(0)))
     settings = {
@@ -136,6 +135,8 @@ def _configure_torch(compiled_folder: Path) -> None:
         "TRITON_CACHE_DIR": str(compiled_folder / "triton"),
         "TORCHINDUCTOR_COMPILE_THREADS": str(workers),
     }
+    # Segments that grow leave fewer gaps in GPU memory, but the driver under WSL2 does not support
+    # them.
     if "microsoft" not in platform.release().lower():
         settings["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     for name, value in settings.items():
@@ -143,6 +144,6 @@ def _configure_torch(compiled_folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # Everything is written. The teardown of the libraries is skipped: a crash in it, after a run
-    # that finished, would turn success into failure.
+    # Everything is written. The teardown of the libraries is skipped, since a crash in it would
+    # turn a finished run into a failure.
     os._exit(main())

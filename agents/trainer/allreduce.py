@@ -1,7 +1,7 @@
 """One small all-reduce with a deadline: `agents.program agents.trainer.allreduce`, JSON on stdin.
 
-Before the collective each rank signs in at the store, so that on a timeout the answer names the
-ranks that are missing instead of only reporting a hang. Prints one line, `RACKLESS JSON`.
+Before the collective each rank signs in at the store, so that after a timeout the answer names the
+missing ranks instead of only reporting a hang. Prints one line, `RACKLESS JSON`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> NoReturn:
     except (RuntimeError, ValueError, OSError) as error:
         answer = {"message": describe_failure(probe, str(error).split("\n")[0])}
     print("RACKLESS " + json.dumps(answer), flush=True)
-    # Without a teardown: threads of Gloo may still wait for a rank that never comes.
+    # Without a teardown: threads of Gloo may still wait for a rank that never joins.
     sys.stdout.flush()
     os._exit(1 if "message" in answer else 0)
 
@@ -67,9 +67,9 @@ def reduce_once(probe: AllReduceProbe) -> dict[str, Any]:
     except StoreError as error:
         if probe.rank == 0:
             raise
-        # Rank 0 has the store: where it cannot be reached, that rank is silent or cut off.
-        said = f"{name_missing(probe, [0])} Its store: {error}"
-        return {"message": said, "hint": "Check it: rackless check"}
+        # Rank 0 hosts the store: if it cannot be reached, that rank is silent or cut off.
+        message = f"{name_missing(probe, [0])} Its store: {error}"
+        return {"message": message, "hint": "Check it: rackless check"}
     missing = gather(store, probe, deadline)
     if missing:
         return {"message": name_missing(probe, missing), "hint": "Check it: rackless check"}
@@ -77,7 +77,7 @@ def reduce_once(probe: AllReduceProbe) -> dict[str, Any]:
     group = dist.ProcessGroupGloo(store, probe.rank, probe.world_size, left)
     close_doors()
     values = torch.full((probe.num_values,), float(probe.rank + 1))
-    group.allreduce([torch.zeros(1)]).wait()  # connects all pairs, which is not to be timed
+    group.allreduce([torch.zeros(1)]).wait()  # connects all pairs before the timing
     began_s = time.monotonic()
     group.allreduce([values]).wait()
     seconds = time.monotonic() - began_s
@@ -94,15 +94,15 @@ def reduce_once(probe: AllReduceProbe) -> dict[str, Any]:
 
 
 def is_sum(values: torch.Tensor, world_size: int) -> bool:
-    """Return whether each value is the sum over the ranks, of which rank r sent r + 1.
+    """Return whether each value is the sum over the ranks, where rank r sent r + 1.
 
-    So a rank that was counted twice or not at all shows.
+    Different values per rank reveal a rank that was counted twice or not counted.
     """
     return bool((values == world_size * (world_size + 1) / 2).all())
 
 
 def describe_torch() -> TorchFacts:
-    """Return the versions of torch, CUDA and NCCL, and the cards that this build serves."""
+    """Return the versions of torch, CUDA and NCCL, and the cards that this build supports."""
     has_nccl = dist.is_nccl_available()
     return TorchFacts(
         version=str(torch.__version__),
@@ -116,9 +116,9 @@ def describe_torch() -> TorchFacts:
 def reduce_with_nccl(
     store: dist.Store, probe: AllReduceProbe, answer: dict[str, Any], deadline: float
 ) -> dict[str, Any]:
-    """Sum the values on the first GPU of each rank; return how long it took, or why it failed.
+    """Sum the values on the first GPU of each rank; return the duration, or why it failed.
 
-    NCCL may wait without end, so a timer prints `answer` at the deadline and ends the process.
+    NCCL may wait forever, so a timer prints `answer` at the deadline and ends the process.
     """
 
     def give_up() -> None:
@@ -133,7 +133,7 @@ def reduce_with_nccl(
     try:
         ranks = dist.PrefixStore("nccl", store)
         process_group.connect("nccl", device, ranks, probe.rank, probe.world_size)
-        dist.all_reduce(torch.zeros(1, device=device))  # connects, which is not to be timed
+        dist.all_reduce(torch.zeros(1, device=device))  # connects before the timing
         values = torch.full((probe.num_values,), float(probe.rank + 1), device=device)
         torch.cuda.synchronize(device)
         began_s = time.monotonic()
@@ -145,7 +145,7 @@ def reduce_with_nccl(
     finally:
         timer.cancel()
     if not is_sum(values, probe.world_size):
-        return {"nccl_problem": "the sum that NCCL made is wrong"}
+        return {"nccl_problem": "the sum from NCCL is wrong"}
     return {"nccl_seconds": seconds}
 
 
@@ -168,9 +168,9 @@ def leave(store: dist.Store, probe: AllReduceProbe) -> None:
 
 
 def name_missing(probe: AllReduceProbe, missing: list[int]) -> str:
-    """Return the message about ranks that are missing."""
+    """Return the message about missing ranks."""
     ranks = ", ".join(map(str, missing))
-    # The master finds the ranks in these words; see app/provisioning/checks/reduce.py.
+    # The master parses the ranks in this message; see app/provisioning/checks/reduce.py.
     return (
         f"Rank {ranks} did not come to the all-reduce at {probe.master_address} port "
         f"{probe.master_port} within {probe.timeout_s:g} s."
@@ -178,7 +178,7 @@ def name_missing(probe: AllReduceProbe, missing: list[int]) -> str:
 
 
 def describe_failure(probe: AllReduceProbe, reason: str) -> str:
-    """Return the message about a collective that failed."""
+    """Return the message about a failed collective."""
     return (
         f"Rank {probe.rank} could not finish the all-reduce at {probe.master_address} port "
         f"{probe.master_port}: {reason}"

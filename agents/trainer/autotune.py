@@ -1,8 +1,8 @@
-"""Choose how this rank's device computes: compiled or not, how much at once, what layers do.
+"""Choose how this rank's device computes: compiled or not, batch size, and layer modes.
 
-On a CPU there is nothing to choose. On a GPU the first start of a shape compiles and tries
-settings (see `tuner`); what was found is kept beside the compiled code, so that later starts of
-the same shape on the same card skip the search.
+A CPU has no choices. On a GPU the first start of a shape compiles and tries settings (see `tuner`);
+the result is kept with the compiled code, so that later starts of the same shape on the same card
+skip the search.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.state import read_json, write_json
 from agents.trainer.checkpoint.state import ResumePoint
-from agents.trainer.data.examples import Part, choose_examples
+from agents.trainer.data.examples import BatchPart, choose_examples
 from agents.trainer.execution.activation_offload import Offloader
 from agents.trainer.execution.cuda_graphs import CudaRecorder, GraphReplayer
 from agents.trainer.execution.executor import Executor
@@ -43,33 +43,33 @@ from agents.trainer.streaming.layer_stream import LayerStream
 from agents.trainer.training_state import TrainingState
 
 Warn = Callable[[str, str], None]
-# More than any model has; the layers take as many as there are.
+# More layers than any model has; the stack limits it to its own number.
 _ALL_LAYERS = 1 << 20
-# Raised when the search changes so that it would not find the settings kept by earlier versions.
+# Increased when the search changes so that settings of earlier versions are outdated.
 _SEARCH_VERSION = 6
-# Tokens of a stage's micro-batches: enough to fill a home card, few enough to have many of them.
+# Tokens of a stage's micro-batches: enough to fill a home card, few enough to have many.
 _STAGE_TOKENS = 2048
-# Shapes of micro-batches that are recorded before they occur.
+# Maximum number of shapes that are recorded before they occur.
 _MAX_SHAPES = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """Chosen setting of a rank, and what is needed to correct it."""
+class SettingChoice:
+    """Chosen setting of a rank, and the functions to correct it."""
 
     setting: ExecutionSetting
     tried: list[ExecutionSetting]
-    """Settings that were timed to find it, with their speeds; empty if it was known."""
+    """Settings that were timed for it, with their speeds; empty if it was known."""
     keep: Callable[[ExecutionSetting], None] = lambda setting: None
-    """Remembers a better setting for the next start of the same shape."""
+    """Stores a better setting for the next start of the same shape."""
     change: Callable[[ExecutionSetting], ExecutionSetting] = lambda setting: setting
-    """Lets the executor work with another setting; returns it as it is used."""
+    """Applies another setting to the executor; returns the setting in use."""
     record: Callable[[], None] = lambda: None
     """Records the usual shapes of micro-batches."""
 
 
 def make_layers(context: RankContext, state: TrainingState, warn: Warn) -> LayerStack:
-    """Return the decoder layers, compiled where this machine can."""
+    """Return the decoder layers, compiled if this machine can."""
     device, model, spec = context.device, state.model, context.attempt.intent.spec
     make_offloader = partial(_make_offloader, context, state)
     offloader = make_offloader() if _offloads(context, state) else None
@@ -90,8 +90,8 @@ def make_layers(context: RankContext, state: TrainingState, warn: Warn) -> Layer
 def _offloads(context: RankContext, state: TrainingState) -> bool:
     """Return whether layers offload from the start.
 
-    On a GPU the search decides what is offloaded. In a stage of a pipeline the plan does, and lack
-    of memory.
+    On a GPU the search decides what is offloaded. In a pipeline stage the plan decides, or a
+    shortage of memory.
     """
     if state.model.stage is None:
         return context.device.type == "cuda"
@@ -107,7 +107,7 @@ def _make_offloader(context: RankContext, state: TrainingState) -> Offloader:
 
 
 def _find_stage(context: RankContext) -> Stage | None:
-    """Return the stage that a plan gave this rank; None: no plan divided the layers."""
+    """Return the stage that the plan gave this rank; None if no plan divided the layers."""
     cut = context.attempt.intent.cut
     return cut.stages[context.attempt.rank] if cut is not None and cut.stages else None
 
@@ -115,18 +115,19 @@ def _find_stage(context: RankContext) -> Stage | None:
 def make_replayer(
     state: TrainingState, layers: LayerStack, device: torch.device
 ) -> GraphReplayer | None:
-    """Return what replays micro-batches; None where passes cannot be recorded.
+    """Return a replayer of micro-batches; None if passes cannot be recorded.
 
-    Kernels are recorded with their launch parameters. So layers must be compiled, or they would
-    wait for the device, and all segments have to go through the model at once. A stage has several
-    micro-batches in its memory at once, and a recording has one.
+    All segments must pass through the model at once. A stage has several micro-batches in its
+    memory at once, but a recording only one.
     """
     is_stage = state.model.stage is not None
+    # Kernels are recorded with their launch parameters. Uncompiled layers would wait for the
+    # device.
     if device.type != "cuda" or is_stage or not layers.compiled or not state.is_flat:
         return None
     if layers.stream is not None:
-        # Replays would need the copies at fixed places of the host. Streaming wants micro-batches
-        # so large that launching their kernels costs nothing.
+        # Replays would need the copies at fixed host addresses. Streaming needs micro-batches so
+        # large that launching their kernels costs nothing.
         return None
     return GraphReplayer(state.model.clock, CudaRecorder(device))
 
@@ -137,16 +138,16 @@ def choose_setting(
     executor: Executor,
     reserve: Reserve,
     resumed: ResumePoint | None,
-) -> Choice:
+) -> SettingChoice:
     """Choose the setting and apply it.
 
     Args:
-        context: of this rank.
-        state: what the rank has loaded.
-        executor: gets the setting.
-        reserve: memory of the optimizer, held meanwhile.
-        resumed: state to continue from on the same devices, whose setting is kept, so that the
-            run continues to the bit.
+        context: context of this rank.
+        state: loaded state of this rank.
+        executor: executor that gets the setting.
+        reserve: memory of the optimizer, held during the search.
+        resumed: state of a resume on the same devices, whose setting is kept so that the run stays
+            bit-equal.
 
     Raises:
         ExpectedError: a single example does not fit.
@@ -158,11 +159,13 @@ def choose_setting(
     apply = partial(_apply_checked, context, state, executor, reserve=reserve)
     with reserve.held():
         if resumed is not None:
-            choice = Choice(setting=_keep_setting(spec, resumed, context.attempt.rank), tried=[])
+            choice = SettingChoice(
+                setting=_keep_setting(spec, resumed, context.attempt.rank), tried=[]
+            )
         elif state.model.stage is not None:
-            choice = Choice(setting=_choose_for_stage(context, state), tried=[])
+            choice = SettingChoice(setting=_choose_for_stage(context, state), tried=[])
         elif device.type != "cuda":
-            choice = Choice(setting=_choose_for_cpu(spec, state), tried=[])
+            choice = SettingChoice(setting=_choose_for_cpu(spec, state), tried=[])
         else:
             choice = _search_or_recall(context, state, executor, reserve)
 
@@ -181,18 +184,18 @@ def choose_setting(
 
 def _search_or_recall(
     context: RankContext, state: TrainingState, executor: Executor, reserve: Reserve
-) -> Choice:
-    """Return the setting that an earlier start found, else search for one and remember it."""
+) -> SettingChoice:
+    """Return the setting of an earlier start, else search for one and store it."""
     path = find_setting(context, name_setting(context, state, executor.layers))
     keep = partial(_remember, path)
     known = _recall(path)
     if known is not None:
-        return Choice(setting=known, tried=[], keep=keep)
+        return SettingChoice(setting=known, tried=[], keep=keep)
     tuner = _make_tuner(context, state, executor, reserve)
     found = tuner.choose()
     keep(found)
     _log(f"{len(tuner.tried)} settings tried")
-    return Choice(setting=found, tried=[*tuner.tried, *tuner.finalists], keep=keep)
+    return SettingChoice(setting=found, tried=[*tuner.tried, *tuner.finalists], keep=keep)
 
 
 def _remember(path: Path, setting: ExecutionSetting) -> None:
@@ -201,7 +204,7 @@ def _remember(path: Path, setting: ExecutionSetting) -> None:
 
 
 def find_setting(context: RankContext, name: str) -> Path:
-    """Return the file of a kept setting, which exists once a search has found one."""
+    """Return the file of a stored setting, which exists after a search."""
     return context.attempt.compiled_folder / "settings" / f"{name}.json"
 
 
@@ -213,13 +216,13 @@ def _apply_checked(
     *,
     reserve: Reserve,
 ) -> ExecutionSetting:
-    """Let the executor work with a setting, and keep as many weights unpacked as memory allows.
+    """Apply a setting to the executor, and keep as many weights unpacked as memory allows.
 
     Returns:
-        The setting as it is used: without replays where passes cannot be recorded.
+        The setting in use: without replays if passes cannot be recorded.
     """
-    # What the compiler makes depends on the first sizes that it sees. So they are always those of
-    # the longest example, in a search and in a resume, which makes none.
+    # The compiled code depends on the first sizes that the compiler sees. So they are always those
+    # of the longest example, both in a search and in a resume without one.
     apply_setting(executor, replace(setting, is_repeating=False))
     if context.device.type != "cuda":
         return setting
@@ -229,7 +232,7 @@ def _apply_checked(
     apply_setting(executor, setting)
     largest = choose_examples(state.train, executor.micro_tokens)
     if setting.is_repeating:
-        for _ in range(2):  # one launches the kernels, one records them
+        for _ in range(2):  # the first pass launches the kernels, the second records them
             executor.try_gradients(largest)
         if replayer is None or not replayer.num_graphs:
             setting = replace(setting, is_repeating=False)
@@ -251,15 +254,15 @@ def _apply_checked(
 def record_shapes(executor: Executor, workload: Workload) -> None:
     """Record the usual shapes of micro-batches, if the executor replays them.
 
-    Each is otherwise launched when it occurs for the first time, and recorded the second time.
-    Weights in spare memory give way where they leave too little for all of them.
+    A shape is otherwise launched at its first occurrence, and recorded at its second. Weights in
+    spare memory are dropped if they leave too little memory for all shapes.
     """
     if not executor.is_repeating or executor.grid is None:
         return
     usual = workload.choose_usual(executor.grid, executor.micro_tokens, _MAX_SHAPES)
     while True:
         for part in usual:
-            for _ in range(2):  # one launches the kernels, one records them
+            for _ in range(2):  # the first pass launches the kernels, the second records them
                 executor.try_gradients(part)
         if not executor.make_room_for_graphs():
             return
@@ -288,8 +291,8 @@ def _choose_for_cpu(spec: RunSpec, state: TrainingState) -> ExecutionSetting:
 def _choose_for_stage(context: RankContext, state: TrainingState) -> ExecutionSetting:
     """Return the setting of a stage.
 
-    It holds several micro-batches, so on a GPU its layers recompute but where a plan has room for
-    more.
+    A stage holds several micro-batches, so on a GPU its layers recompute unless a plan has memory
+    for more.
     """
     is_gpu, planned = context.device.type == "cuda", _find_stage(context)
     num_recomputed = planned.num_recomputed if planned is not None else None
@@ -308,12 +311,13 @@ def _make_tuner(
     """Return a tuner of layers that are compiled, or were found not to be compilable.
 
     A layer that keeps its activations and one that recomputes are two functions to compile. If all
-    can keep those of the longest example, the other one is left to the search.
+    layers can keep those of the longest example, the search decides whether to compile the other
+    one.
     """
     spec, train, world_size = context.attempt.intent.spec, state.train, context.group.world_size
     longest_tokens = int(train.num_tokens.max())
     is_kept = spec.recompute == "auto" and try_kept(executor, choose_examples(train, 0))
-    # Otherwise the setting that needs the least memory proves what compiles at all.
+    # Otherwise the setting with the least memory shows whether layers compile.
     num_recomputed = _apply_recompute(spec, 0 if is_kept else _ALL_LAYERS)
     apply_setting(
         executor, ExecutionSetting(micro_tokens=longest_tokens, num_recomputed=num_recomputed)
@@ -322,7 +326,7 @@ def _make_tuner(
     _log("layers compiled")
     workload = make_workload(context, state)
     max_tokens = longest_tokens
-    if state.is_flat:  # else rows go through one at a time, so several at once gain nothing
+    if state.is_flat:  # otherwise rows pass one at a time, so larger micro-batches gain nothing
         # Shares follow the speeds, so a rank may get more than an equal part.
         share = 1 if world_size == 1 else SHARE_SLACK
         max_tokens = max(longest_tokens, int(workload.mean_tokens * share))
@@ -340,7 +344,7 @@ def _make_tuner(
 
 
 def make_workload(context: RankContext, state: TrainingState) -> Workload:
-    """Return the part of the run that falls to this rank, as long as shares are equal."""
+    """Return the part of the run that falls to this rank while shares are equal."""
     world_size = context.group.world_size
     steps = sample_steps(
         context.attempt.intent.spec,
@@ -358,11 +362,7 @@ def _prove_longest(executor: Executor, state: TrainingState) -> None:
 
 
 def name_setting(context: RankContext, state: TrainingState, layers: LayerStack) -> str:
-    """Return a name made of all that the best setting depends on, and of the rank.
-
-    Two ranks on cards alike may find different ones. Each gets its own back, so that a second run
-    adds up as the first one did, to the bit.
-    """
+    """Return a name that hashes everything that affects the best setting, and the rank."""
     spec, train, device = context.attempt.intent.spec, state.train, context.device
     parts: dict[str, Any] = {
         "search": _SEARCH_VERSION,
@@ -382,6 +382,8 @@ def name_setting(context: RankContext, state: TrainingState, layers: LayerStack)
         "compiled": layers.compiled,
         "streamed": describe_stream(layers.stream),
         "exact": spec.exact,
+        # Two ranks on equal cards may find different settings. Each gets its own back, so that a
+        # second run is bit-equal to the first.
         "rank": f"{context.attempt.rank} of {context.group.world_size}",
     }
     text = json.dumps(parts, sort_keys=True, default=str)
@@ -403,12 +405,12 @@ def describe_setting(
         "offloads_inputs": layers.offloader is not None and layers.plan.num_recomputed > 0,
         "unpacked_bytes": layers.dequantized_bytes,
         **describe_stream(layers.stream),
-        "tried": [asdict(one) for one in tried],
+        "tried": [asdict(other) for other in tried],
     }
 
 
 def describe_stream(stream: LayerStream | None) -> dict[str, Any]:
-    """Return the journal's fields for what is streamed; empty: nothing is."""
+    """Return the journal's fields for streamed layers; empty without a stream."""
     if stream is None:
         return {}
     return {
@@ -420,17 +422,17 @@ def describe_stream(stream: LayerStream | None) -> dict[str, Any]:
     }
 
 
-def prove(executor: Executor, part: Part, *, evaluates: bool) -> None:
-    """Compile what the run will need; where that fails, warn and train without.
+def prove(executor: Executor, part: BatchPart, *, evaluates: bool) -> None:
+    """Compile the code that the run will need; on failure, warn and train without.
 
     Raises:
-        ExpectedError: a single example does not fit the memory.
+        ExpectedError: a single example does not fit into memory.
     """
     if not executor.layers.compiled:
         return
     try:
         executor.add_gradients(part)
-        # A form of its own: compiled later, it would make the first evaluation seem to hang.
+        # A separate function: compiled later, it would make the first evaluation seem to hang.
         if evaluates:
             executor.evaluate(part)
     except ExpectedError:
@@ -439,7 +441,7 @@ def prove(executor: Executor, part: Part, *, evaluates: bool) -> None:
         executor.layers.stop_compiling(error)
 
 
-def try_kept(executor: Executor, part: Part) -> bool:
+def try_kept(executor: Executor, part: BatchPart) -> bool:
     """Return whether compiled layers can keep all activations of a part; compiles such layers."""
     if not executor.layers.compiled:
         return False
@@ -456,7 +458,7 @@ def try_kept(executor: Executor, part: Part) -> bool:
 
 
 def _apply_recompute(spec: RunSpec, otherwise: int) -> int:
-    """Return how many layers recompute: what the spec prescribes, or `otherwise`."""
+    """Return the number of recomputing layers: as the spec prescribes, or `otherwise`."""
     return {"all": _ALL_LAYERS, "none": 0, "auto": otherwise}[spec.recompute]
 
 

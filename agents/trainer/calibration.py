@@ -1,9 +1,9 @@
-"""Measure how fast this GPU is: `agents.program agents.trainer.calibration JOB.json REPORT.json`.
+"""Measure the speed of this GPU: `agents.program agents.trainer.calibration JOB.json REPORT.json`.
 
-No card reaches the peak of its data sheet: one in a small case throttles, laptops have any of many
-power limits, and a slot may have 4 lanes of 16. So each operation is repeated for seconds, and the
-second half counts, when the card is warm. Prints JSON lines of kind `progress`, and on an error one
-of kind `failed`.
+No card reaches the peak of its data sheet: one in a small case throttles, laptops have many
+different power limits, and a slot may have 4 lanes instead of 16. So each operation is repeated for
+seconds, and only the second half counts, when the card is warm. Prints JSON lines of kind
+`progress`, and one of kind `failed` on an error.
 
 Shape letters: M tokens, O outputs, I inputs of a layer.
 """
@@ -33,15 +33,15 @@ from agents.trainer.rank.device import choose_device
 
 # M, O, I: the widest layer of a 7B model (Llama 2) with 4,096 tokens at once.
 _SIZES = (4096, 11008, 4096)
-# The same for a CPU, scaled down: it would need minutes otherwise.
+# The same scaled down for a CPU, which would need minutes otherwise.
 _CPU_SIZES = (256, 688, 256)
 # Far larger than the cache of any GPU (H100: 50 MB).
 _COPY_BYTES = 256 << 20
-# Parts of the job's time for each measurement.
+# Fraction of the job's time for each measurement.
 _SHARES = {"matrix": 0.5, "memory": 0.15, "host": 0.15, "unpack": 0.2}
-# Seconds of work between two waits for the device, so that the waits themselves do not count.
+# Work between two waits for the device, in seconds, so that the waits themselves do not count.
 _BURST_S = 0.05
-# Readings of a GPU's load, and the time between two, in seconds.
+# Number of readings of a GPU's load, and the time between two, in seconds.
 _LOOKS, _LOOK_S = 5, 0.2
 # Plausible sizes of a process's CUDA context with kernels and libraries, in bytes.
 _CONTEXT_LIMITS = 64 << 20, 3 << 30
@@ -51,10 +51,10 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
     """Return the rates that the job's device reaches.
 
     Args:
-        job: names the device and the time.
-        report: called with what is measured next.
+        job: device and time to measure.
+        report: called with the name of the next measurement.
     """
-    # Before torch is on the GPU: afterwards its use could not be told from that of others.
+    # Before torch uses the GPU: afterwards its load could not be distinguished from that of others.
     before, before_bytes = read_gpu(job.device_id)
     device = choose_device(job.device)
     report("matrix products")
@@ -74,7 +74,7 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
         disk = measure_disk(Path(os.environ.get("RACKLESS_AGENT_HOME", ".")))
     _wait(device)
     after, after_bytes = read_gpu(job.device_id)
-    gpu_load = max((one for one in (before, after) if one is not None), default=None)
+    gpu_load = max((share for share in (before, after) if share is not None), default=None)
     return Calibration(
         card=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         matrix_flops_per_s=matrix,
@@ -91,19 +91,19 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
 
 
 def _find_context(device: torch.device, before: int | None, after: int | None) -> int | None:
-    """Return what this process took of the GPU beyond torch's own memory; None: not known."""
+    """Return the GPU memory of this process beyond torch's own, in bytes; None if not known."""
     if device.type != "cuda" or before is None or after is None:
         return None
     taken = after - before - torch.cuda.memory_reserved(device)
-    # Another program that ended or began meanwhile changes the difference.
+    # Another program that started or ended in between changes the difference.
     low, high = _CONTEXT_LIMITS
     return taken if low <= taken <= high else None
 
 
 def read_gpu(device_id: str) -> tuple[float | None, int | None]:
-    """Return the share of a GPU that programs use now, while we do not, and the bytes in use.
+    """Return the fraction of a GPU that other programs use now, and the bytes in use.
 
-    None: unknown.
+    None if not known.
     """
     if device_id == "cpu":
         return None, None
@@ -112,24 +112,24 @@ def read_gpu(device_id: str) -> tuple[float | None, int | None]:
         gpus = open_gpus(lambda: load_nvml(Path(home, "agents")))
         shares, used = [], None
         for _ in range(_LOOKS):
-            time.sleep(_LOOK_S)  # first, as what has just ended still counts
-            for one in gpus.sample():
-                if one.uuid == device_id:
-                    used = one.memory_used_bytes
-                    shares += [] if one.utilisation is None else [one.utilisation]
+            time.sleep(_LOOK_S)  # first, since work that has just ended still counts
+            for gpu in gpus.sample():
+                if gpu.uuid == device_id:
+                    used = gpu.memory_used_bytes
+                    shares += [] if gpu.utilisation is None else [gpu.utilisation]
     except (OSError, ImportError, RuntimeError):  # no driver, or not from an agent's archive
         return None, None
     return (median(shares) if shares else None), used
 
 
 class OtherLoad:
-    """Share of the CPU that other programs use from when it is made."""
+    """Fraction of the CPU that other programs use, from the creation of this object."""
 
     def __init__(self) -> None:
         self._began = self._read()
 
     def read(self) -> float | None:
-        """Return the share so far, 0 to 1; None: this system does not say."""
+        """Return the fraction so far, 0 to 1; None if the system does not report it."""
         now = self._read()
         if self._began is None or now is None or now[1] <= self._began[1]:
             return None
@@ -138,7 +138,7 @@ class OtherLoad:
 
     @staticmethod
     def _read() -> tuple[float, float, float] | None:
-        """Return seconds of all cores together: busy, all, and of this process."""
+        """Return seconds of all cores together: busy, total, and of this process."""
         try:
             ticks = parse_cpu_times(Path("/proc/stat").read_text(encoding="ascii"))
         except (OSError, ValueError):
@@ -170,14 +170,14 @@ def repeat_work(device: torch.device, seconds: float, work: Callable[[], object]
             work()
         _wait(device)
         paces.append((time.perf_counter() - started) / at_once)
-    # The first half heats the card up; clocks fall in it.
+    # The first half heats the card up, while its clocks fall.
     return paces[len(paces) // 2 :]
 
 
 def find_spread(paces: Sequence[float]) -> float:
-    """Return the difference of slow and fast repetitions, as a share of their median.
+    """Return the difference between slow and fast repetitions, as a fraction of their median.
 
-    One in ten may be slower or faster by any amount: a wake-up of the system is no other work.
+    One in ten may be slower or faster by any amount, since the system also wakes up for other work.
 
     >>> find_spread([1.0] * 9 + [5.0]), find_spread([1.0, 2.0, 1.0, 2.0])
     (0.0, 1.0)
@@ -195,7 +195,7 @@ def measure_matrix(device: torch.device, seconds: float) -> tuple[float, float]:
     dtype = _training_dtype(device)
     x_MI = torch.randn(m, i, device=device, dtype=dtype)
     weight_OI = torch.randn(o, i, device=device, dtype=dtype)
-    # Into memory of its own, so that no allocation is timed.
+    # Into preallocated memory, so that no allocation is timed.
     y_MO = torch.empty(m, o, device=device, dtype=dtype)
     paces = repeat_work(device, seconds, lambda: torch.mm(x_MI, weight_OI.T, out=y_MO))
     return 2.0 * m * o * i / median(paces), find_spread(paces)
@@ -219,7 +219,7 @@ def measure_host(device: torch.device, seconds: float, *, to_host: bool) -> floa
 
 
 def measure_unpack(device: torch.device, seconds: float) -> float | None:
-    """Return how many NF4 weights are unpacked per second; None: the packages are missing."""
+    """Return the NF4 weights unpacked per second; None if packages are missing."""
     try:
         from bitsandbytes.nn import Linear4bit
     except ImportError:
@@ -229,7 +229,7 @@ def measure_unpack(device: torch.device, seconds: float) -> float | None:
     layer: nn.Module = Linear4bit(
         i, o, bias=False, compute_dtype=dtype, compress_statistics=True, quant_type="nf4"
     )
-    layer = layer.to(dtype).to(device)  # quantized on the move; unpacked, it has this type again
+    layer = layer.to(dtype).to(device)  # the move quantizes; unpacked weights have this type again
     if not nf4.register(layer):
         return None
     return o * i / measure_pace(device, seconds, lambda: nf4.dequantize(layer))

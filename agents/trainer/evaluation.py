@@ -1,4 +1,4 @@
-"""Measure the loss on rows that are not trained on, all ranks together."""
+"""Measure the loss on held-out rows, all ranks together."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from agents.contract.spec import RunSpec
 from agents.trainer.data.examples import Examples
 from agents.trainer.parallel.strategy import Strategy
 
-# Largest exponent whose exp() a float64 can hold (709.8), rounded down. A loss beyond it has no
-# perplexity worth a number.
+# Largest exponent whose exp() fits a float64 (709.8), rounded down. A larger loss has no useful
+# perplexity.
 _MAX_EXPONENT = 700.0
 
 
@@ -23,7 +23,7 @@ class Evaluation:
     """Mean of each of the objective's `sums`, per token that counts or per row."""
 
     def describe(self, objective: str) -> dict[str, float | None]:
-        """Return the fields of the journal's record: the loss, and what it means.
+        """Return the fields of the journal's record: the loss and its derived values.
 
         >>> fields = Evaluation(means=(1.0,)).describe("sft")
         >>> {name: round(value, 3) for name, value in fields.items()}
@@ -37,7 +37,7 @@ class Evaluation:
 
 
 def compute_perplexity(loss: float) -> float | None:
-    """Return exp(loss) (Jelinek et al. 1977); None where it is too large for a number.
+    """Return exp(loss) (Jelinek et al. 1977); None if it overflows.
 
     Args:
         loss: mean over tokens, in nats.
@@ -51,9 +51,9 @@ def is_due(spec: RunSpec, step: int, num_rows: int, *, last: bool) -> bool:
     """Return whether to evaluate after `step`: as the spec says, else every epoch; and at the end.
 
     Args:
-        step: optimizer steps done, from 1.
-        num_rows: rows of the training data.
-        last: whether the run ends with this step.
+        step: number of finished optimizer steps, from 1.
+        num_rows: number of rows of the training data.
+        last: True if the run ends with this step.
     """
     if last:
         return True
@@ -71,10 +71,10 @@ def evaluate(strategy: Strategy, examples: Examples, first_place: int) -> Evalua
     Args:
         strategy: divides the examples over the ranks.
         examples: evaluation data.
-        first_place: index of the first example for the objective (see `Part.places`).
+        first_place: index of the first example for the objective (see `BatchPart.places`).
 
     Raises:
-        PeerLost: another rank has gone.
+        PeerLost: another rank is gone.
     """
     sums = strategy.evaluate(examples, first_place)
     return Evaluation(means=tuple((sums / int(examples.weights.sum())).tolist()))

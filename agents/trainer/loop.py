@@ -3,11 +3,11 @@
 Each step: every rank adds the gradients of the SUM of the losses over its part of the batch; they
 are summed over the ranks (see `Strategy`), and a small all-reduce sums the statistics; then all
 divide by the weight of the whole batch (its tokens that count, or its pairs), clip, and take the
-same optimizer step. So the gradient is the batch's mean however the batch was cut (1e-15 from one
+same optimizer step. So the gradient is the batch's mean for any cut of the batch (1e-15 from one
 process, in float64).
 
-The statistics carry what the ranks have to agree on, too: control requests (see `step_control`),
-whether a checkpoint is due by the clock of rank 0, and how big each rank's micro-batches are. They
+The statistics also carry what the ranks have to agree on: control requests (see `step_control`),
+whether a checkpoint is due by the clock of rank 0, and the size of each rank's micro-batches. They
 are the only thing that a GPU's host waits for, once per step.
 """
 
@@ -22,7 +22,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from agents.errors import ExpectedError
-from agents.trainer.autotune import Choice, describe_setting
+from agents.trainer.autotune import SettingChoice, describe_setting
 from agents.trainer.checkpoint.loss_saver import LossSaver
 from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.checkpoint.state import ResumePoint
@@ -30,7 +30,7 @@ from agents.trainer.data.order import epoch_at
 from agents.trainer.evaluation import Evaluation, evaluate, is_due
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.setting import read_setting
-from agents.trainer.execution.speed_watch import Correction, SpeedWatch
+from agents.trainer.execution.speed_watch import SettingCorrection, SpeedWatch
 from agents.trainer.metrics.profiler import TraceRecorder
 from agents.trainer.metrics.step_metrics import Speeds, StepWork, describe_speed
 from agents.trainer.metrics.step_statistics import Stats, StatsLayout
@@ -42,31 +42,31 @@ from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.group import PeerLost
 from agents.trainer.rank.step_control import SLOTS, StepControl
-from agents.trainer.regrouping import Regrouping
+from agents.trainer.regrouping import RankRegrouping
 from agents.trainer.resume_verifier import ResumeVerifier
 from agents.trainer.step_result import StepResult, read_result
 from agents.trainer.streaming.disk_reader import DamagedLayer
 from agents.trainer.training_state import TrainingState
 
-# After the sums of the objective.
+# Sums after those of the objective.
 _SUMS = (*SLOTS, "weight", "due", "uncommitted")
-# The last two are those of the step before: a GPU knows its times only when a step is over.
+# The last two are those of the step before: a GPU knows its times only after a step.
 _SETTING = ("micro_tokens", "num_recomputed", "num_moved", "is_repeating")
 _PER_RANK = (*_SETTING, "compute_s", "compute_tokens")
 COOLING_PAUSE_S = 1.0
-"""Time between two exchanges of the ranks on whether a GPU is still too hot, in seconds."""
+"""Time between two exchanges of the ranks about hot GPUs, in seconds."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSchedule:
-    """What is fixed for the whole attempt."""
+    """Settings that are fixed for the whole attempt."""
 
     first_step: int
     total_steps: int
     speeds: Speeds
     scales_loss: bool = False
-    """Whether some rank computes in fp16, so that all scale; see `loss_scale`."""
+    """True if some rank computes in fp16, so that all scale; see `loss_scale`."""
 
 
 class Loop:
@@ -81,7 +81,7 @@ class Loop:
         strategy: Strategy,
         saver: Saver,
         verifier: ResumeVerifier | None,
-        choice: Choice,
+        choice: SettingChoice,
     ) -> None:
         attempt, resumed = context.attempt, state.resumed
         self._context = context
@@ -91,29 +91,29 @@ class Loop:
         self._executor = executor
         self._strategy = strategy
         self._saver = saver
-        self._regrouping = Regrouping(context, strategy)
+        self._regrouping = RankRegrouping(context, strategy)
         self._loss_saver = LossSaver(context, saver, may_regroup=self._regrouping.is_allowed)
         self._verifier = verifier
         self._choice = choice
         self._watch = SpeedWatch(choice.setting, choice.tried)
-        # What the next step uses if this one saves while settings are compared.
-        self._settled: Correction | None = None
+        # Setting of the next step if this one saves while settings are compared.
+        self._settled: SettingCorrection | None = None
         self._recorder = TraceRecorder(
             attempt.folder, attempt.rank, context.device, context.journal
         )
         self._scales = schedule.scales_loss
         saved = resumed.loss_scale if resumed else LossScale()
         self._scale = begin_scaling(saved) if self._scales else saved
-        # With several GPUs too: what is queued behind a sum that is given up still runs, and would
-        # spoil the state that a rank saves when another one is lost.
+        # Also with several GPUs: work queued behind an aborted sum still runs, and would spoil the
+        # state that a rank saves when another one is lost.
         is_shared = context.group.world_size > 1 and context.device.type == "cuda"
         self._waits_early = self._scales or is_shared
         self._layout = self._make_layout()
         self._last_step = schedule.first_step - 1
-        # Whether the optimizer has stepped in this attempt.
+        # True once the optimizer has stepped in this attempt.
         self._has_stepped = False
         self._tokens_seen = resumed.tokens_seen if resumed else 0
-        # Of this rank in the newest step.
+        # Times and tokens of this rank in the latest step.
         self._times: StepTimes | None = None
         self._num_tokens = 0
         # Tokens and seconds of all ranks in the step before, by name.
@@ -125,12 +125,12 @@ class Loop:
         """Train to the end or to a request to stop.
 
         Returns:
-            The last step done, and `completed` or `stopped`.
+            The last finished step, and `completed` or `stopped`.
 
         Raises:
-            ExpectedError: memory ran out, the training diverged, or a checkpoint cannot be written.
-            PeerLost: another rank has gone; this one has saved its last completed step.
-            DamagedLayer: a streamed layer cannot be read; likewise.
+            ExpectedError: memory ran out, training diverged, or a checkpoint cannot be written.
+            PeerLost: another rank is gone; this one has saved its last completed step.
+            DamagedLayer: a streamed layer cannot be read; this rank has saved as well.
         """
         self._loss_saver.watch()
         try:
@@ -174,10 +174,10 @@ class Loop:
         return total_steps, "completed"
 
     def _survive(self, place: str, work: Callable[[], T]) -> T:
-        """Do a part of the loop; repeat it with the ranks that are left where others are lost.
+        """Do a part of the loop; after a loss, repeat it with the remaining ranks.
 
         Raises:
-            PeerLost: other ranks have gone, and those that are left do not go on.
+            PeerLost: other ranks are gone, and the remaining ones do not continue.
         """
         while True:
             try:
@@ -218,6 +218,7 @@ class Loop:
     def _do_step(self, step: int) -> StepResult:
         context, strategy = self._context, self._strategy
         context.heartbeat.beat(step - 1)
+        # Between steps, where no pass uses the weights.
         self._executor.release_memory_under_pressure()
         watch = Stopwatch(context.device)
         batch = strategy.choose_batch(step)
@@ -230,8 +231,8 @@ class Loop:
         context.group.sum(stats_S)
         watch.mark()
         norm = strategy.average_gradients()
-        # In fp16 the norm decides whether to step at all, so the host waits for it here; otherwise
-        # it waits once the optimizer is queued, too.
+        # In fp16 the norm decides whether to step, so the host waits for it here. Otherwise it
+        # waits after the optimizer is queued, too.
         stats = self._layout.read(stats_S, norm) if self._waits_early else None
         context.group.require_whole()
         had_stepped = self._has_stepped
@@ -250,7 +251,7 @@ class Loop:
         learning_rate: float,
         watch: Stopwatch,
     ) -> StepResult:
-        """Step the optimizer, and take note of what all ranks know now; `stats` if already read."""
+        """Step the optimizer, and record what all ranks know now; `stats` if already read."""
         context, strategy, step = self._context, self._strategy, batch.step
         if stats is None or not self._scales or self._adapt_scale(stats.local[0]):
             self._step_optimizer(norm, learning_rate)
@@ -273,7 +274,8 @@ class Loop:
     def _step_optimizer(self, norm: Tensor, learning_rate: float) -> None:
         """Step in the memory of the passes, except for the first time.
 
-        The optimizer then allocates its state, which must not lie where recorded passes compute.
+        The first step allocates the optimizer's state, which must not lie where recorded passes
+        compute.
         """
         if self._has_stepped:
             with self._executor.sharing():
@@ -284,18 +286,18 @@ class Loop:
         self._has_stepped = True
 
     def _record_shapes(self, step: int) -> None:
-        """Record the usual shapes of micro-batches, which the first step of the optimizer drops."""
+        """Record the usual shapes of micro-batches, which the optimizer's first step drops."""
         if self._executor.is_repeating:
             self._context.enter_phase("adapting", step)
             self._choice.record()
             self._context.enter_phase("training", step)
 
     def _adapt_scale(self, norm: float) -> bool:
-        """Follow the loss scale of fp16; return whether the gradients can be used."""
+        """Adapt the loss scale of fp16; return whether the gradients can be used."""
         before, self._scale = self._scale, self._scale.after(norm)
         if self._scale.is_hopeless:
             raise ExpectedError(
-                "The gradients are not finite in fp16 however small the loss is scaled.",
+                "The gradients are not finite in fp16, even with the smallest loss scale.",
                 "Lower learning_rate, or use precision: bf16 or fp32, and start a new run",
             )
         skipped = self._scale.num_skipped > before.num_skipped
@@ -308,10 +310,11 @@ class Loop:
             )
         return not skipped
 
-    def _correct_setting(self, step: int, correction: Correction) -> None:
+    def _correct_setting(self, step: int, correction: SettingCorrection) -> None:
         """Use another setting from the next step on.
 
-        A step that saves does not start to compare: its checkpoint names what the next one uses.
+        A step that saves does not start a comparison: its checkpoint names the setting of the next
+        one.
         """
         setting, layers = correction.setting, self._executor.layers
         self._context.enter_phase("adapting", step)
@@ -384,17 +387,17 @@ class Loop:
 
         def work() -> Evaluation:
             self._context.enter_phase("evaluating", step)
-            # The objective counts the evaluation's examples after those of the training.
-            found = evaluate(self._strategy, examples, first_place=num_rows)
+            # The objective numbers evaluation examples after those of training.
+            evaluation = evaluate(self._strategy, examples, first_place=num_rows)
             self._context.group.require_whole()
-            return found
+            return evaluation
 
-        found = self._survive(f"the evaluation of step {step}", work)
-        self._context.journal.write("eval", step=step, **found.describe(self._spec.objective))
+        evaluation = self._survive(f"the evaluation of step {step}", work)
+        self._context.journal.write("eval", step=step, **evaluation.describe(self._spec.objective))
         self._context.enter_phase("training", step)
 
     def _trace(self, step: int, control: StepControl, *, ends: bool) -> None:
-        """Begin to record the steps after this one, or end a recording."""
+        """Start to record the steps after this one, or end a recording."""
         if control.trace_steps:
             self._recorder.begin(step + 1, control.trace_steps)
         if self._recorder.is_on and (ends or self._recorder.is_last(step)):
@@ -403,7 +406,7 @@ class Loop:
             self._context.enter_phase("training", step)
 
     def _cool(self, step: int) -> None:
-        """Pause together with all ranks until no GPU is too hot, or a person stops the run."""
+        """Pause together with all ranks until no GPU is too hot, or a user stops the run."""
         context, control = self._context, self._context.control
         began_s, hot = time.monotonic(), control.hot_gpu
         if hot is not None:
@@ -420,21 +423,21 @@ class Loop:
             context.journal.write("cooled", step=step, gpu=hot.gpu, paused_s=paused_s)
 
     def _reserve(self, step: int) -> None:
-        # In this phase a thread gives the signs of life: pinning memory for a whole model can
-        # take longer than a step may.
+        # In this phase a thread gives the signs of life: pinning memory for a whole model can take
+        # longer than a step may.
         self._context.heartbeat.beat(step, "saving")
         self._saver.reserve()
         self._context.heartbeat.beat(step, "training")
 
     def _save(self, step: int, result: StepResult, *, required: bool) -> None:
-        self._watch.stop()  # a resume repeats the steps from here with the same setting
+        self._watch.stop()  # a resume repeats the next steps with the same setting
 
         def work() -> None:
             self._context.enter_phase("saving", step)
             self._saver.save(self._describe_point(step, result), required=required)
 
         if required:
-            work()  # ranks leave one by one after it, so none of them repeats it
+            work()  # ranks leave one by one after it, so it cannot be repeated
         else:
             self._survive(f"the checkpoint of step {step}", work)
         self._context.enter_phase("training", step)

@@ -1,10 +1,10 @@
 """Read the model's files while torch is imported, and hash them.
 
-Importing takes seconds in which the disk has little to do, and the weights are read right after.
-A thread that needs nothing but the standard library reads them once: it hashes files whose hash is
-not known, and reads the others into the page cache, if memory has room for them all and the run
-will not take quantized layers of an earlier one instead. Weights are not loaded beside the
-tokenization: the bounds of chat templates hold for the whole process.
+The import takes seconds in which the disk is almost idle, and the weights are read right after it.
+A thread that needs only the standard library reads them once: it hashes files without a cached
+hash, and reads the others into the page cache, if all fit into memory and the run will not use
+quantized layers of an earlier one instead. Weights are not loaded during tokenization, because the
+limits of chat templates apply to the whole process.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from agents.trainer.model_view import is_outline
 from agents.trainer.rank.attempt import RankAttempt
 from agents.trainer.rank.host_memory import read_available_bytes
 
-# Threads that read files at once, as many as those that hash.
+# Number of threads that read files, as many as those that hash.
 _NUM_READERS = 4
 _BLOCK_BYTES = 1 << 20
-# Largest part of the available memory that files read ahead may fill.
+# Largest fraction of the available memory for files that are read ahead.
 _CACHE_SHARE = 0.7
 
 
@@ -40,27 +40,27 @@ def start_reading(attempt: RankAttempt) -> Future[str] | None:
     folder = Path(attempt.intent.model_path)
     if attempt.placement.local_rank != 0 or not folder.is_dir():
         return None
-    found: Future[str] = Future()
+    model_hash: Future[str] = Future()
 
     def read() -> None:
         try:
-            # Before the hash, which would make all files known.
+            # Before the hash, after which all files would be known.
             files = sorted(path for path in folder.glob("*.safetensors") if not is_outline(path))
             known = [path for path in files if is_cached(path, attempt.hashes_folder)]
-            found.set_result(hash_model(folder, attempt.hashes_folder))
+            model_hash.set_result(hash_model(folder, attempt.hashes_folder))
         except Exception as error:  # noqa: BLE001 - raised where the hash is needed
-            found.set_exception(error)
+            model_hash.set_exception(error)
             return
         if _streams_quantized(attempt):
             return
-        with suppress(OSError):  # whoever loads the model reports this better
+        with suppress(OSError):  # loading the model reports this better
             num_bytes = sum(path.stat().st_size for path in known)
             if num_bytes < _CACHE_SHARE * read_available_bytes():
                 read_ahead(known)
 
-    # A daemon: nobody waits for what is merely read ahead.
+    # A daemon: the process need not wait for read-ahead.
     threading.Thread(target=read, name="model", daemon=True).start()
-    return found
+    return model_hash
 
 
 def _streams_quantized(attempt: RankAttempt) -> bool:

@@ -1,8 +1,8 @@
-"""Make a folder that looks like the whole model where a node has only the files of its layers.
+"""Make a folder that looks like the whole model on a node with only some of its files.
 
-Files that are there are linked; of the others there is a file of the same size with the header and
-no data, which takes no disk. So whoever opens the model finds all tensors, and a rank that has only
-some layers reads only those. Standard library only: it happens before torch is imported.
+Existing files are linked; each missing one becomes a file of the same size with the header and no
+data, which takes no disk space. So code that opens the model finds all tensors, and a rank reads
+only its own layers. Standard library only: it runs before torch is imported.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from agents.contract.model_parts import PARTS_PREFIX, ModelParts, Outline, is_parts_file
-from agents.contract.run import FileEntry
+from agents.contract.model_parts import PARTS_PREFIX, ModelParts, is_parts_file
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.file_hashes import remember_hash
@@ -26,10 +25,10 @@ _VIEW_PREFIX = ".view-"
 
 
 def open_parts(attempt: RankAttempt) -> RankAttempt:
-    """Return the attempt with the folder of a model whose files are not all on this node.
+    """Return the attempt with a complete-looking folder if the node has only some model files.
 
     Raises:
-        ExpectedError: this rank has layers whose files are not there, or the disk refuses.
+        ExpectedError: files of this rank's layers are missing, or the disk refuses.
     """
     path = Path(attempt.intent.model_path)
     if not is_parts_file(attempt.intent.model_path):
@@ -44,7 +43,7 @@ def open_parts(attempt: RankAttempt) -> RankAttempt:
     except OSError as error:
         raise explain_os_error(error, f"opening the model in {path.parent}") from error
     for entry in parts.files:
-        # They were hashed on arrival; of the others, those of the whole model count.
+        # Their hashes were checked on arrival; missing ones get the hash of the whole model's file.
         remember_hash(view / entry.path, attempt.hashes_folder, entry.sha256)
     return replace(attempt, intent=replace(attempt.intent, model_path=str(view)))
 
@@ -61,7 +60,7 @@ def _require_stage(attempt: RankAttempt, parts: ModelParts) -> None:
 
 
 def _make_view(path: Path, parts: ModelParts) -> Path:
-    """Return the folder, made under another name and renamed: ranks of one node make it at once."""
+    """Return the folder, created under another name and renamed, since ranks of a node race."""
     digest = path.name.removeprefix(PARTS_PREFIX).removesuffix(".json")
     view = path.with_name(f"{_VIEW_PREFIX}{digest}")
     if view.is_dir():
@@ -73,23 +72,19 @@ def _make_view(path: Path, parts: ModelParts) -> Path:
         target = made / entry.path
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if entry.path in outlines:
-            _write_outline(target, outlines[entry.path], entry)
+            with target.open("xb") as file:
+                file.write(outlines[entry.path].header())
+                file.truncate(entry.size_bytes)  # a hole: it takes no disk space
         else:
             os.link(path.parent / entry.path, target)
-    with contextlib.suppress(OSError):  # another rank was faster
+    with contextlib.suppress(OSError):  # another rank was first
         os.rename(made, view)
         return view
     shutil.rmtree(made, ignore_errors=True)
     return view
 
 
-def _write_outline(target: Path, outline: Outline, entry: FileEntry) -> None:
-    with target.open("xb") as file:
-        file.write(outline.header())
-        file.truncate(entry.size_bytes)
-
-
 def is_outline(path: Path) -> bool:
-    """Return whether most of a file has no data on the disk, as that of an outline."""
-    found = path.stat()
-    return found.st_blocks * 512 < found.st_size // 2
+    """Return whether most of a file has no data on the disk, like that of an outline."""
+    stat = path.stat()
+    return stat.st_blocks * 512 < stat.st_size // 2

@@ -1,7 +1,7 @@
-"""Make everything ready for the first step, and agree with the other ranks that all are.
+"""Prepare everything for the first step, and agree with the other ranks that all are ready.
 
-A failure on one rank while it loads is reported to all of them before the first collective, so
-that every rank ends at once with the same reason instead of waiting for a timeout.
+A failure on one rank while it loads is reported to all ranks before the first collective, so that
+every rank ends at once with the same reason instead of waiting for a timeout.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy")
 
 
 def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
-    """Refuse a spec that this version does not train, or not on this number of ranks.
+    """Reject a spec that this version does not train, or not on this number of ranks.
 
     Raises:
         ExpectedError: the message names the key and its value.
@@ -83,7 +83,7 @@ def prepare(context: RankContext, strategy: Strategy) -> TrainingState:
     """Load data, model and checkpoint on this rank, and agree with the others.
 
     Raises:
-        ExpectedError: this rank or another one cannot train; the message names which, and why.
+        ExpectedError: this rank or another one cannot train; the message names the rank and why.
     """
     group, attempt = context.group, context.attempt
     progress = context.progress
@@ -107,11 +107,11 @@ def prepare(context: RankContext, strategy: Strategy) -> TrainingState:
             report=partial(progress.report_share, "reference"),
         )
     if state.checkpoint is not None:
-        # Only now: the reference above is asked about the base model, not the trained one.
+        # Only now, since the reference above is evaluated on the base model.
         group.agree("restored", partial(_restore, state, strategy))
     lora = state.model.lora
     if lora is not None and lora.use_dora and group.world_size > 1:
-        # The lengths of the base weights: other kinds of processors round them otherwise.
+        # The lengths of the base weights: different kinds of processors round them differently.
         strategy.copy_first_values()
     return state
 
@@ -135,7 +135,7 @@ def _compare(reports: list[dict[str, Any]], names: list[str]) -> None:
         "num_samples": ("another number of usable rows", "Build the environments again: versions"),
     }
     for key, (what, hint) in problems.items():
-        # An empty hash is that of a rank which leaves the hashing to another one of its node.
+        # The hash is empty on ranks that leave hashing to another rank of their node.
         known = [(name, r[key]) for name, r in zip(names, reports, strict=True) if r[key]]
         for name, value in known[1:]:
             if value != known[0][1]:
@@ -143,7 +143,7 @@ def _compare(reports: list[dict[str, Any]], names: list[str]) -> None:
 
 
 def _describe(state: TrainingState) -> dict[str, Any]:
-    """Return what has to be the same on all ranks."""
+    """Return the values that have to be the same on all ranks."""
     checkpoint = state.checkpoint
     return {
         **state.hashes,
@@ -155,16 +155,17 @@ def _describe(state: TrainingState) -> dict[str, Any]:
 def _load(context: RankContext, strategy: Strategy) -> TrainingState:
     attempt, device = context.attempt, context.device
     spec = attempt.intent.spec
+    # Its carriage returns would fill the log.
     transformers_logging.disable_progress_bar()
     folder = find_model(attempt.intent.model_path, spec)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        # One rank of a node hashes the model for all of them, while it loads.
+        # One rank of a node hashes the model for all, while it loads.
         model_hash: Future[str] | None = context.model_hash
         if model_hash is None and attempt.placement.local_rank == 0:
             model_hash = pool.submit(hash_model, folder, attempt.hashes_folder)
         checkpoint = find_checkpoint(attempt)
         resumed = read_resume_point(checkpoint) if checkpoint else None
-        # The rows of a run that has begun stay the tokens that they were.
+        # A started run keeps its tokens, so it keeps its rules.
         rules = resumed.text_rules if resumed else TEXT_RULES
         tokenizer, plain_template = load_tokenizer(folder, rules)
         train, evaluation, data_sha256 = _load_data(context, tokenizer, rules)
@@ -172,11 +173,13 @@ def _load(context: RankContext, strategy: Strategy) -> TrainingState:
         base = _load_base(context, strategy, folder, store)
         for examples in (train, evaluation):
             if examples is not None:
+                # On a GPU an unknown id would be an assertion without a location.
                 refuse_unknown_tokens(base, examples.vocab_size, folder)
         stream = store.finish()
         model = build_trained_model(
             spec, base, tokenizer, plain_template=plain_template, device=device, stream=stream
         )
+        # After the adapter: a stage must train parameters, or be refused.
         model = strategy.divide(model)
         forward = _make_forward(model, device, spec.sequence_tokens)
         for message in forward.limits if attempt.rank == 0 else ():
@@ -250,8 +253,8 @@ def _load_base(
 
     def report(done_bytes: int, total_bytes: int) -> None:
         if store.is_open:
-            return  # which counts layers: how many of them will be read is not known before
-        # In a thread that reads. A lost rank ends this one when they agree.
+            return  # the store reports layers: the bytes to read are not known
+        # In a reading thread. A lost rank ends this one at the next agreement.
         with suppress(ExpectedError):
             context.progress.report("weights", done_bytes, total_bytes)
 
@@ -264,8 +267,8 @@ def _load_base(
 def _make_forward(model: TrainedModel, device: torch.device, sequence_tokens: int) -> Forward:
     forward = Forward(model, device, sequence_tokens)
     if compiling.find_obstacle(device) is None and model.lora is not None:
-        # These replace operations by ones that the compiler treats as a whole; layers that are
-        # not compiled gain nothing from them.
+        # These replace operations by ones that are opaque to the compiler; uncompiled layers gain
+        # nothing from them.
         nf4.register(model.module)
         forward.fuse_linear()
     return forward
@@ -279,7 +282,7 @@ def _make_objective(
     train: ExampleSet,
     evaluation: ExampleSet | None,
 ) -> Objective:
-    """Return what this rank minimizes; a stage without the last layers has no loss of its own."""
+    """Return this rank's objective; a stage without the last layers has no loss of its own."""
     if model.stage is not None and not model.stage.is_last:
         return PassOn(forward, OBJECTIVES[spec.objective])
     known = KnownOfRows(
@@ -289,11 +292,11 @@ def _make_objective(
 
 
 def _join_labels(train: ExampleSet, evaluation: ExampleSet | None) -> Tensor | None:
-    """Return the labels of all rows, training first; None: the data gives none."""
+    """Return the labels of all rows, training first; None without labels."""
     if train.labels is None:
         return None
     known = [train.labels, *([] if evaluation is None else [evaluation.labels])]
-    return torch.from_numpy(np.concatenate([one for one in known if one is not None]))
+    return torch.from_numpy(np.concatenate([part for part in known if part is not None]))
 
 
 def _read_versions() -> dict[str, str]:

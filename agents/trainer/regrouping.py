@@ -1,10 +1,10 @@
-"""Go on without the ranks that were lost, in the process that lives, with the model in memory.
+"""Continue without lost ranks, in the running process, with the model in memory.
 
-Between two optimizer steps the state of a data parallel run is the same on all ranks and changes
-nowhere. So ranks that lose another one leave their group and wait, until their node says which
-nodes go on (`agents.contract.regroup`). They meet in a new group, make sure that all of them stand
-at the same place, and repeat what the loss had broken off. What is impossible, or takes too long,
-is left to the way that is always open: save, end, and be resumed.
+Between two optimizer steps the state of a data parallel run is the same on all ranks and does not
+change. So ranks that lose another one leave their group and wait until their node says which nodes
+continue (`agents.contract.regroup`). They form a new group, check that all of them are at the same
+place, and repeat the interrupted work. If that is impossible, or takes too long, the fallback is to
+save, end, and be resumed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WAIT_S = 30.0
 POLL_S = 0.05
 
 
-class Regrouping:
+class RankRegrouping:
     """Replaces the group of one rank after losses."""
 
     def __init__(self, context: RankContext, strategy: Strategy) -> None:
@@ -33,31 +33,34 @@ class Regrouping:
         self._context = context
         self._strategy = strategy
         self.is_allowed = may_regroup(intent)
-        """Whether the nodes of this attempt decide on new groups at all."""
+        """True if the nodes of this attempt decide on new groups."""
 
     def is_possible(self) -> bool:
-        """Return whether this rank holds all that it takes to go on."""
+        """Return whether this rank holds everything that it needs to continue."""
         is_whole = self._context.guard.is_usable and not self._strategy.find_gap()
         return self.is_allowed and is_whole and not self._context.control.stop_requested
 
     def regroup(self, loss: PeerLost, place: str, step: int) -> tuple[int, ...]:
-        """Meet the ranks that are left; return the positions that they had in the old group.
+        """Join the remaining ranks; return their positions in the old group.
 
         Args:
-            loss: what ended the old group.
-            place: what this rank was doing; it is repeated, so all have to stand there.
-            step: newest step that is done.
+            loss: error that ended the old group.
+            place: current work of this rank; it is repeated, so all ranks must be at it.
+            step: latest finished step.
 
         Raises:
-            PeerLost: they do not go on; this rank has to save what it holds.
+            PeerLost: they do not continue; this rank has to save its state.
         """
         context, group = self._context, self._context.group
         began_s, before = time.monotonic(), group.members
+        # Other ranks that wait for this one only notice the loss when its connections close.
         group.dissolve()
         context.enter_phase("regrouping", step)
+        # Nodes decide, not ranks: two halves of a network must not both continue.
         decision = self._await_decision(loss)
         ranks = context.attempt.intent.ranks
         members = [number for number in before if ranks[number].node in decision.nodes]
+        # The first rank polls for requests; it may be another one now.
         context.control.rank = members.index(context.attempt.rank)
         group.remake(
             members,
@@ -67,6 +70,7 @@ class Regrouping:
             backend=choose_backend(context.device, context.attempt.intent.parallel),
             device=context.device,
         )
+        # One rank may already be a step ahead; then their next collectives would not match.
         self._require_same(place, loss)
         context.heartbeat.join_generation(decision.generation)
         lost = [number for number in before if number not in members]
@@ -98,13 +102,13 @@ class Regrouping:
     def _read_decision(self) -> Regroup | None:
         try:
             return from_wire(Regroup, read_json(self._context.attempt.folder / REGROUP_FILE))
-        except WireError:  # none yet
+        except WireError:  # no decision yet
             return None
 
     def _require_same(self, place: str, loss: PeerLost) -> None:
-        """Refuse a group whose ranks would not do the same next."""
+        """Reject a group whose ranks would not do the same next."""
         report = {"place": place}
         reports = self._context.group.exchange("regrouped", report, timeout_s=REMAKE_TIMEOUT_S)
-        if any(one != report for one in reports):
-            places = ", ".join(sorted({str(one.get("place")) for one in reports}))
-            raise PeerLost(f"{loss.message} The ranks that are left are at {places}.", loss.hint)
+        if any(other != report for other in reports):
+            places = ", ".join(sorted({str(other.get("place")) for other in reports}))
+            raise PeerLost(f"{loss.message} The remaining ranks are at {places}.", loss.hint)

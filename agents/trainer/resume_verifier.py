@@ -1,10 +1,10 @@
-"""Compare the first steps of a resumed run with what an earlier attempt logged for the same steps.
+"""Compare the first steps of a resumed run with the log of an earlier attempt.
 
-There are two promises, kept apart. A: on the same devices in the same order with the same versions
-every loss is equal to the last bit. B: on any other devices the samples are the same in the same
-order, and the losses differ by rounding only. A replay on the same devices takes the logged shares
-and saves where the earlier attempt did (saving makes ranks equal), so that shares that followed the
-speeds of then do not hide a fault.
+There are two separate promises. A: on the same devices in the same order with the same versions
+every loss is bit-equal. B: on any other devices the samples are the same in the same order, and the
+losses differ only by rounding. A replay on the same devices uses the logged shares and saves where
+the earlier attempt did (saving makes ranks equal), so that shares that followed the speeds of that
+time do not hide a fault.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ ROUNDING = {
     torch.float16: 5e-3,
 }
 """Maximum relative difference of a loss that counts as rounding. Another order of the same sums
-changes a loss by a few units in its last place, and the optimizer steps after it amplify that;
-measured in fp32: 3e-9 over 8 steps of a tiny model on 3 ranks instead of 2, 5e-7 over 20 steps on
-two H200s instead of a CPU."""
+changes a loss by a few units in its last place, and later optimizer steps amplify that; measured in
+fp32: 3e-9 over 8 steps of a tiny model on 3 ranks instead of 2, 5e-7 over 20 steps on two H200s
+instead of a CPU.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumeReport:
-    """Result of the comparison, as the journal records it."""
+    """Result of the comparison, in the form of the journal."""
 
     promise: Promise
     first_step: int
@@ -45,9 +46,9 @@ class ResumeReport:
     largest_difference: float
     """Largest difference of a loss, relative to the logged one."""
     other_samples: int
-    """Number of steps with other samples than logged."""
+    """Number of steps with samples that differ from the logged ones."""
     kept: bool
-    """Whether the promise holds."""
+    """True if the promise holds."""
 
 
 def choose_promise(
@@ -62,12 +63,12 @@ def choose_promise(
     """Return the promise that a resume has to keep.
 
     Args:
-        replay: logged steps, and the devices that they ran on.
-        ranks: those of this attempt.
+        replay: logged steps and their devices.
+        ranks: ranks of this attempt.
         saved_on: node and device of each rank when the checkpoint was written.
-        same_versions: whether the libraries have the same versions as then.
-        same_layers: whether each rank has the layers that it had then.
-        at_loss: whether one rank has saved the checkpoint alone: ranks were not made equal there.
+        same_versions: True if the libraries still have the same versions.
+        same_layers: True if each rank still has the same layers.
+        at_loss: True if one rank saved the checkpoint alone, so ranks were not made equal.
     """
     devices = tuple((rank.node, rank.device_id) for rank in ranks)
     alike = devices == replay.devices == tuple(saved_on)
@@ -88,11 +89,11 @@ class ResumeVerifier:
         self._compared: list[tuple[int, float, bool]] = []
 
     def find_logged(self, step: int) -> LoggedStep | None:
-        """Return the logged step that this one has to repeat exactly; None: it need not."""
+        """Return the logged step to repeat exactly; None if this step need not be exact."""
         return self._steps.get(step) if self._promise == "A" else None
 
     def relax(self) -> None:
-        """Expect rounding from here on: other ranks than those that logged the steps do them."""
+        """Expect rounding from now on, since ranks have changed since the logged steps."""
         self._promise = "B"
 
     def compare(self, step: int, loss: float, samples: str, *, ends: bool) -> None:
@@ -100,12 +101,12 @@ class ResumeVerifier:
         logged = self._steps.get(step)
         if logged is None:
             return
-        # Hexadecimal, since decimals would round the last bit that promise A is about.
+        # Hexadecimal, since decimals would round the last bit, which promise A is about.
         then = float.fromhex(logged.loss_hex)
-        # `tiny` in case that a loss of 0 was logged.
+        # `tiny` in case a loss of 0 was logged.
         difference = abs(loss - then) / max(abs(then), torch.finfo(torch.float64).tiny)
         self._compared.append((step, difference, samples == logged.samples))
-        # Also when the run ends early: what was compared by then is worth knowing.
+        # Also when the run ends early: the comparison so far is worth knowing.
         if ends or len(self._compared) == len(self._steps):
             self._journal.write("certificate", **asdict(self._summarize()))
             self._steps.clear()

@@ -20,7 +20,7 @@ from agents.contract.run_layout import CHECKPOINTS, FENCE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
 from agents.trainer.autotune import (
-    Choice,
+    SettingChoice,
     choose_setting,
     describe_setting,
     find_setting,
@@ -70,8 +70,8 @@ from agents.trainer.start_report import report_start
 from agents.trainer.streamed_store import warning_of_slow_disk
 from agents.trainer.training_state import TrainingState
 
-# Tokens of the passes that measure a rank's speed: enough to keep a CPU busy for a moment, and so
-# many micro-batches of a GPU.
+# Number of tokens to measure a CPU rank's speed, enough to keep it busy for a moment, and number of
+# micro-batches for a GPU.
 _CPU_WARMUP_TOKENS, _GPU_WARMUP_BATCHES = 256, 4
 
 
@@ -85,20 +85,21 @@ def run_rank(
     """Train this rank's part of the attempt.
 
     Args:
-        attempt: to train in.
-        journal: of this rank.
-        heartbeat: of this rank.
-        control: of this rank.
-        model_hash: of the model's files, if they are being read already.
+        attempt: the attempt.
+        journal: journal of this rank.
+        heartbeat: heartbeat of this rank.
+        control: control requests of this rank.
+        model_hash: hash of the model's files, if they are being read already.
 
     Raises:
-        ExpectedError: it cannot be trained, on this rank or on another one.
+        ExpectedError: training is impossible on this rank or on another one.
     """
     spec = attempt.intent.spec
     ranks = Ranks.from_environment()
+    # Before the group: this failure needs no other rank.
     refuse_unsupported(spec, ranks.world_size)
     device = choose_device(attempt.placement.device)
-    # Before anything is allocated there: under WSL2 the limit is what is free now.
+    # Before any allocation there: under WSL2 the limit is the memory that is free now.
     limit_memory(device, spec.memory_gib)
     _fix_numerics(attempt, ranks, device)
     if spec.compile == "auto" and compiling.find_obstacle(device) is None:
@@ -132,7 +133,7 @@ def run_rank(
 
 
 def _fix_numerics(attempt: RankAttempt, ranks: Ranks, device: torch.device) -> None:
-    """Fix what the last bits of the numbers depend on, and keep noise out of the log."""
+    """Fix everything that affects the last bits of numbers, and keep noise out of the log."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     cores = len(os.sched_getaffinity(0)) // max(1, ranks.local_world_size)
     named = os.environ.get("OMP_NUM_THREADS", "")  # by the supervisor or torchrun
@@ -140,11 +141,11 @@ def _fix_numerics(attempt: RankAttempt, ranks: Ranks, device: torch.device) -> N
     torch.set_num_threads(num_threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if num_threads > 1 else "false")
     if device.type == "cuda":
-        # cuBLAS adds up in one order only with a workspace of fixed size:
+        # cuBLAS adds in one order only with a workspace of fixed size:
         # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(attempt.intent.spec.exact, warn_only=True)
-        # Filling every new tensor would cost time, and nothing here reads one before writing it.
+        # Filling every new tensor would cost time, and no code here reads one before writing it.
         torch.utils.deterministic.fill_uninitialized_memory = False
         compiling.fix_settings()
 
@@ -163,12 +164,13 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
         tokens_per_s=solo_tokens_per_s,
     )
     if context.device.type == "cuda":
-        # The peak so far is that of settings that were only tried, of the reserve, and of a warm-up
-        # with larger micro-batches than stages agree on.
+        # The peak so far includes rejected settings, the reserve, and a warm-up with larger
+        # micro-batches than stages agree on.
         torch.cuda.reset_peak_memory_stats(context.device)
     step_s = forecast_step_s(
         spec.batch_sequences, state.train.num_tokens, strategy.shares, solo_tokens_per_s
     )
+    # The supervisor judges silence by the time of a step.
     context.heartbeat.forecast_step(step_s)
     if context.attempt.rank == 0:
         tokenizer, plain_template = state.model.tokenizer, state.model.plain_template
@@ -182,8 +184,8 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
     with contextlib.closing(_make_saver(context, state, strategy)) as saver:
         verifier = _make_verifier(context, state, strategy)
         loop = Loop(context, state, schedule, executor, strategy, saver, verifier, choice)
-        # A stop may come while ranks load. Only what all of them have exchanged may decide, or some
-        # would wait in a collective for ranks that have left.
+        # A stop may come while ranks load. Only values that all ranks have exchanged may decide, or
+        # some would wait in a collective for ranks that have left.
         if not any(report["stop"] for report in reports):
             step, reason = loop.run()
     context.journal.write(
@@ -194,7 +196,7 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
 
 def _make_executor(context: RankContext, state: TrainingState) -> Executor:
     def warn(message: str, hint: str) -> None:
-        # Of this GPU alone, which the event names: others may have other memory, or a compiler.
+        # About this GPU alone, which the event names: others may have more memory, or a compiler.
         context.journal.write("warning", message=message, hint=hint, of_rank=True)
 
     return Executor(
@@ -217,7 +219,7 @@ def _tune(
     executor: Executor,
     strategy: Strategy,
     resumed: ResumePoint | None,
-) -> Choice:
+) -> SettingChoice:
     if context.device.type != "cuda":
         choice = choose_setting(context, state, executor, strategy.make_reserve(), resumed)
     else:
@@ -225,7 +227,7 @@ def _tune(
         name = name_setting(context, state, executor.layers)
         is_kept = resumed is not None or find_setting(context, name).exists()
         phase = "compiling" if is_kept else "tuning"
-        names = (f"{phase} {name}", phase)  # else of another shape
+        names = (f"{phase} {name}", phase)  # otherwise the time of another shape
         context.enter_phase(phase, 0, times.recall(*names))
         choice = choose_setting(context, state, executor, strategy.make_reserve(), resumed)
         times.remember(time.monotonic() - started_s, *names)
@@ -241,9 +243,9 @@ def _exchange_readiness(
     setting: ExecutionSetting,
     work_share: float,
 ) -> list[dict[str, Any]]:
-    """Measure this rank's speed; return what every rank reports before the first step.
+    """Measure this rank's speed; return every rank's report before the first step.
 
-    The speed is that over whole tokens, of which a rank may do a part of the work alone.
+    The speed is in whole tokens, even if a rank does only a part of each token's work.
     """
     times, started_s = context.progress.times, time.monotonic()
     context.enter_phase("warmup", 0, times.recall("warmup"))
@@ -271,10 +273,10 @@ def forecast_step_s(
     shares: Sequence[float],
     tokens_per_s: Sequence[float],
 ) -> float:
-    """Return about how many seconds a step takes: the slowest rank keeps all others waiting.
+    """Return the approximate time of a step, in seconds: the slowest rank delays all others.
 
     Args:
-        batch_sequences: examples in a batch.
+        batch_sequences: number of examples in a batch.
         num_tokens: tokens of each example (N,).
         shares: weight of each rank.
         tokens_per_s: speed of each rank alone.
@@ -283,14 +285,14 @@ def forecast_step_s(
     50.0
     """
     batch_tokens = batch_sequences * float(num_tokens.mean())
-    # A rank may get the longest example, however small its share is.
+    # A rank may get the longest example, even with a small share.
     longest = float(num_tokens.max())
     parts = [max(longest, share / sum(shares) * batch_tokens) for share in shares]
     return max(part / speed for part, speed in zip(parts, tokens_per_s, strict=True))
 
 
 def _resumed_on_same_devices(attempt: RankAttempt, state: TrainingState) -> ResumePoint | None:
-    """Return the state of the checkpoint when the same devices continue in the same order."""
+    """Return the saved position if the same devices continue in the same order, else None."""
     resumed = state.resumed
     devices = tuple((rank.node, rank.device_id) for rank in attempt.intent.ranks)
     return resumed if resumed and resumed.devices == devices else None

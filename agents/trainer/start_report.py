@@ -1,4 +1,4 @@
-"""What a rank reports once before its first step: the facts of the start, and data warnings."""
+"""Report of a rank before its first step: the facts of the start, and data warnings."""
 
 from __future__ import annotations
 
@@ -62,20 +62,21 @@ def _describe_data(train: ExampleSet) -> dict[str, Any]:
 def find_shortages(
     intent: AttemptIntent, num_examples: int, world_size: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield message and hint where there are fewer examples than a batch takes, or than workers.
+    """Yield message and hint if a batch, or the number of workers, exceeds the examples.
 
-    The ranks of a pipeline are one worker: all of them compute each row.
+    The ranks of a pipeline are one worker, since all of them compute each row.
     """
     size, noun = intent.spec.batch_sequences, "pack" if intent.spec.packing else "row"
     of_rows = " of rows" if intent.spec.packing else ""
     is_one = num_examples == 1
     num_workers, workers, hint = world_size, "ranks", "Use one GPU: with so few rows it is as fast"
+    # A pipeline computes each row on all of its ranks, so only its replicas divide a batch.
     if find_mode(intent.parallel).has_stages:
         num_workers = max(1, intent.cut.num_replicas) if intent.cut is not None else 1
         workers = "pipelines"
         hint = "Name fewer GPUs in nodes: with so few rows they are as fast"
     if num_workers <= num_examples < size:
-        # Not an error: choose_rows goes around the data as often as a batch needs.
+        # Not an error: choose_rows cycles through the data as often as a batch needs.
         rows = f"only {noun}{of_rows}" if is_one else f"{num_examples} {noun}s{of_rows}"
         yield (
             f"A batch of {size} sequences takes the {rows} of the data more than once.",
@@ -87,18 +88,18 @@ def find_shortages(
 
 
 def _warn_of_findings(journal: RankJournal, examples: ExampleSet, name: str) -> None:
-    """Warn of what the data means beyond what is learned; the preview lists what is not used."""
-    for found in examples.findings:
-        if found.consequence != "note":
+    """Warn of data that is trained differently from its meaning; the preview lists unused data."""
+    for finding in examples.findings:
+        if finding.consequence != "note":
             journal.write(
                 "warning",
-                message=f"{name}: {say_finding(found)}.",
-                hint=f"{hint_for(found)}, or continue",
+                message=f"{name}: {say_finding(finding)}.",
+                hint=f"{hint_for(finding)}, or continue",
             )
 
 
 def _warn_of_rows(journal: RankJournal, evaluation: ExampleSet, name: str) -> None:
-    """Warn of rows of the evaluation data that are left out or cut.
+    """Warn of evaluation rows that are left out or cut.
 
     Those of the training data are part of the `started` record.
     """

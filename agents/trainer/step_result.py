@@ -1,4 +1,4 @@
-"""What all ranks know after a step, read from the statistics that they have summed."""
+"""Result of a step, read from the statistics that all ranks have summed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from agents.trainer.rank.step_control import StepControl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What all ranks know after a step, equal on all of them."""
+    """Result of a step, equal on all ranks."""
 
     loss: float
     metrics: dict[str, float]
-    """What the objective reports besides the loss, by name."""
+    """Other metrics of the objective than the loss, by name."""
     gradient_norm: float
-    """Norm before clipping; not finite: the step was skipped (fp16)."""
+    """Norm before clipping; not finite if the step was skipped (fp16)."""
     samples: str
     """Hash of the rows of the batch."""
     control: StepControl
     is_due: bool
-    """Whether a rank asks for a checkpoint: by the clock, or as there is room for one again."""
-    # What each rank uses in the next step if this one saves.
+    """True if a rank asks for a checkpoint: by the clock, or to retry a failed save."""
+    # Settings of each rank in the next step if this one saves.
     micro_tokens: tuple[int, ...]
     num_recomputed: tuple[int, ...]
     num_moved: tuple[int, ...]
@@ -38,10 +38,10 @@ def read_result(batch: Batch, stats: Stats, objective: str, *, scales: bool) -> 
     """Return the result of a step.
 
     Args:
-        batch: of the step.
-        stats: of all ranks, with the norm of the gradients.
-        objective: of the run.
-        scales: whether an overflow of the gradients merely skips the step.
+        batch: batch of the step.
+        stats: statistics of all ranks, with the norm of the gradients.
+        objective: objective of the run.
+        scales: True if an overflow of the gradients only skips the step.
 
     Raises:
         Diverged: loss or gradients are not finite.

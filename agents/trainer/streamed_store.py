@@ -1,6 +1,6 @@
-"""Open the store of streamed layers when a rank is found to stream some.
+"""Open the store of streamed layers if a rank streams some.
 
-Only then is the model's hash waited for, which names the files of its layers.
+Only then it waits for the model's hash, which names the files of its layers.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from pathlib import Path
 
 from agents.contract.run_layout import SHARED_LAYERS_FILE
 from agents.trainer.checkpoint.fingerprint import hash_model
-from agents.trainer.model.layer_store import LocalRanks, StreamedLayers
+from agents.trainer.model.layer_store import LayerPeers, StreamedLayers
 from agents.trainer.model.model import choose_dtype
 from agents.trainer.rank.context import RankContext
 from agents.trainer.streaming.disk_reader import DiskReader
 from agents.trainer.streaming.host_memory import HostMemory, choose_budget
-from agents.trainer.streaming.layer_files import LayerFiles
+from agents.trainer.streaming.layer_files import StreamedLayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream
 from agents.trainer.streaming.shared_blocks import SharedBlocks, join_blocks
 
-# Their releases may quantize or convert differently.
+# Other releases may quantize or convert differently.
 _PACKAGES = ("transformers", "bitsandbytes")
-# Part of the time of passes that may pass in waiting for a disk before a person is warned.
+# Fraction of the time of passes spent waiting for a disk from which the user is warned.
 _WAITING_SHARE = 0.1
 
 
 class DeferredStore:
-    """The store of one rank, once it is needed.
+    """Store of one rank, created on demand.
 
     Args:
-        context: Of the rank.
-        folder: Of the model.
-        model_hash: Of its files, if another thread reads them; None: none does here.
+        context: context of the rank.
+        folder: folder of the model.
+        model_hash: hash of its files, if another thread computes it; else None.
     """
 
     def __init__(self, context: RankContext, folder: Path, model_hash: Future[str] | None) -> None:
@@ -47,7 +47,7 @@ class DeferredStore:
 
     @property
     def is_open(self) -> bool:
-        """Whether the rank has layers to stream."""
+        """True if the rank has layers to stream."""
         return self._store is not None
 
     def open(self) -> StreamedLayers:
@@ -76,41 +76,43 @@ class DeferredStore:
             "device": device.type,
             **{name: _read_version(name) for name in _PACKAGES},
         }
+        # Ranks of one PC share its memory: one copy of the layers if they can, else a part each.
         num_local = attempt.num_local_ranks
         memory = HostMemory(device, choose_budget(num_local), warn)
 
         def join(places: Sequence[int], slot_bytes: int) -> SharedBlocks | None:
             path = attempt.folder / SHARED_LAYERS_FILE
-            found = join_blocks(path, places, slot_bytes, lambda: choose_budget(1))
-            return found if found is not None and memory.can_pin(found.first_page) else None
+            blocks = join_blocks(path, places, slot_bytes, lambda: choose_budget(1))
+            return blocks if blocks is not None and memory.can_pin(blocks.first_page) else None
 
         self._store = StreamedLayers(
             device,
-            LayerFiles(attempt.layers_folder, about),
+            StreamedLayerFiles(attempt.layers_folder, about),
             memory,
+            # Quantizing is slow; layers in 16 bits are as fast to read from the model's files.
             keeps_files=spec.adapter.kind == "qlora",
             warn=warn,
             report=partial(context.progress.report, "layers"),
             local=(
-                LocalRanks(number=attempt.placement.local_rank, count=num_local, join=join)
+                LayerPeers(number=attempt.placement.local_rank, count=num_local, join=join)
                 if num_local > 1
-                else LocalRanks()
+                else LayerPeers()
             ),
         )
         return self._store
 
     def finish(self) -> LayerStream | None:
-        """Start to stream; return the stream, or None without one."""
+        """Start streaming; return the stream, or None without one."""
         return None if self._store is None else self._store.finish()
 
 
 @contextmanager
 def warning_of_slow_disk(context: RankContext, reader: DiskReader | None) -> Iterator[None]:
-    """Warn where passes inside the block waited for layers from a disk.
+    """Warn if passes inside the block waited for layers from a disk.
 
     Args:
-        context: Of the rank.
-        reader: Reads its layers; None: none is in a file.
+        context: context of the rank.
+        reader: reads its layers; None if no layer is in a file.
     """
     if reader is None:
         yield
@@ -121,8 +123,8 @@ def warning_of_slow_disk(context: RankContext, reader: DiskReader | None) -> Ite
     if share > _WAITING_SHARE and reader.bytes_per_s:
         context.journal.write(
             "warning",
-            message=f"Layers that the PC's memory has no room for come from its disk at "
-            f"{reader.bytes_per_s / 1e9:.1f} GB/s, for which this GPU waits {share:.0%} of the "
+            message=f"Layers that do not fit into the PC's memory come from its disk at "
+            f"{reader.bytes_per_s / 1e9:.1f} GB/s, and this GPU waits for them {share:.0%} of the "
             "time.",
             hint="Close programs on that PC, give it more memory or a faster SSD for the agent's "
             "folder, or raise batch_sequences so that more is computed for each read",

@@ -1,4 +1,4 @@
-"""What a rank holds once model, data and checkpoint are loaded."""
+"""State of a rank once model, data and checkpoint are loaded."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from agents.trainer.optim.flat_parameters import TrainedParameters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingState:
-    """Result of `prepare`: all that training needs besides the strategy and the device."""
+    """Result of `prepare`: everything that training needs except the strategy and the device."""
 
     train: ExampleSet
     evaluation: ExampleSet | None
     model: TrainedModel
     objective: Objective
     reference: ReferenceTable | None
-    """Log-probabilities that the objective compares with; None: it needs no table."""
+    """Log-probabilities of the reference; None if the objective needs no table."""
     parameters: TrainedParameters
     """Trained parameters of this rank, as the strategy placed them."""
     hashes: dict[str, str]
     """`spec_sha256`, `data_sha256` and `model_sha256`."""
     is_flat: bool
-    """Whether several segments go through the model in one pass."""
+    """True if several segments pass through the model at once."""
     versions: dict[str, str]
-    """Version of Python and of each library that the numbers depend on, by name."""
+    """Versions of Python and of each library that affects the numbers, by name."""
     resumed: ResumePoint | None
-    """Where the run stood in the checkpoint; None: it begins."""
+    """Saved position of the run; None for a new run."""
     checkpoint: Checkpoint | None
-    """The checkpoint to continue from; None: the run begins."""
+    """Checkpoint to continue from; None for a new run."""
     text_rules: int = TEXT_RULES
-    """Rules by which rows became tokens when the run began."""
+    """Version of the rules by which rows became tokens when the run started."""
 
     @property
     def saved_by(self) -> dict[str, str]:
-        """Versions that wrote the checkpoint; empty: the run begins."""
+        """Versions that wrote the checkpoint; empty for a new run."""
         return self.checkpoint.manifest.versions if self.checkpoint else {}

@@ -1,8 +1,8 @@
 """Try a training environment: `agents.program agents.trainer.trial JOB.json REPORT.json`.
 
-Imports what training needs, and does one step of a tiny model with a LoRA adapter on each device.
-So a library that is missing on this PC, or a build of torch that its driver or card cannot run,
-shows within seconds and not in the first run.
+Imports the packages of training, and does one step of a tiny model with a LoRA adapter on each
+device. A library that is missing on this PC, or a build of torch that its driver or card cannot
+run, shows within seconds instead of in the first run.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SEQUENCES, _TOKENS, _WORDS = 2, 32, 64
 
 
 def run_trial(job: TrialJob) -> EnvironmentTrial:
-    """Return what came of importing the packages and of one step on each device.
+    """Return the result of the imports and of one step on each device.
 
     Raises:
         ImportError: a package cannot be imported.
-        OSError: a library that one needs cannot be loaded.
+        OSError: a library of a package cannot be loaded.
     """
     began_s = time.perf_counter()
-    # Here, so that their time is measured and their failure is explained.
+    # Here, so that their time is measured and their failure explained.
     import peft
     import torch
     import transformers
@@ -39,7 +39,7 @@ def run_trial(job: TrialJob) -> EnvironmentTrial:
     return EnvironmentTrial(
         import_s=import_s,
         torch=str(torch.__version__),
-        devices=tuple(one if one.problem else try_device(model, one) for one in job.devices),
+        devices=tuple(d if d.problem else try_device(model, d) for d in job.devices),
     )
 
 
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
         found = run_trial(job)
     except (ImportError, OSError) as error:
         message = f"The training environment is built, but cannot be imported: {error}."
-        hint = "Send the report of `rackless nodes show`, with this message, to whoever helps you"
+        hint = "Report this message with the output of `rackless nodes show`"
         print(json.dumps({"kind": "failed", "message": message, "hint": hint}), flush=True)
         return 1
     Path(report_path).write_text(json.dumps(to_wire(found)), encoding="ascii")

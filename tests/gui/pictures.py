@@ -20,7 +20,7 @@ from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
 from app.gui.repairs.repair_dialog import RepairDialog
 from app.gui.repairs.windows_script_dialog import WindowsScriptDialog
-from app.nodes.discovery.candidate import Candidate
+from app.nodes.discovery.candidate import PcCandidate
 from app.provisioning.check_row import CheckRow, make_row
 from app.provisioning.system_repairs import name_own_address, synchronise_clock
 from app.runs.journals.event_text import describe_line
@@ -308,7 +308,7 @@ ENGINE_LINES: tuple[tuple[int, dict[str, Any]], ...] = (
          "num_recomputed": 3, "is_repeating": True, "believed_tokens_per_s": 31620.0,
          "measured_tokens_per_s": 19388.0, "time_s": NOW_S - 5290}),
     (2, {"kind": "warning", "of_rank": True, "time_s": NOW_S - 60, "message": "Memory ran out; "
-         "training goes on with at most 2,048 tokens at once. The batch stays the same."}),
+         "training continues with at most 2,048 tokens at once. The batch stays the same."}),
     (3, {"kind": "warning", "of_rank": True, "time_s": NOW_S - 5300, "message": "The layers are "
          "not compiled, so training takes longer: no C compiler is installed (sudo apt install "
          "build-essential)."}),
@@ -555,7 +555,7 @@ def _found_pcs(stage: Stage) -> QWidget:
         ("attic", "192.168.1.77", "ssh-config", "", ""),
     )
     stage.core.candidates = tuple(
-        Candidate(
+        PcCandidate(
             target=name or host,
             host=host,
             port=22,

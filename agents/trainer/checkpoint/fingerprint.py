@@ -1,7 +1,7 @@
-"""Hashes of what the trained numbers depend on: the model's files and the spec.
+"""Hashes of the inputs of training: the model's files and the spec.
 
-Reading and hashing a model of 14 GB takes about ten seconds, so each file's hash is remembered in
-the agent's home with its size and time of change, and a thread hashes while the model loads.
+Reading and hashing a model of 14 GB takes about ten seconds, so each file's hash is cached in the
+agent's home with its size and modification time, and a thread hashes while the model loads.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from agents.file_hashes import hash_cached
 from agents.shared.files.folder_files import list_own
 
 _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
-# Files that change without the model; a manifest is that of a bundle or of a checkpoint.
+# Files that change without the model; a manifest belongs to a bundle or a checkpoint.
 _NOT_THE_MODEL = ("README", "LICENSE", MANIFEST_FILE, "generation_config.json")
 
 
 def hash_model(folder: Path, memory: Path | None) -> str:
-    """Return the sha256 over names and hashes of the files that make the model.
+    """Return the sha256 over names and hashes of the model's files.
 
     Args:
-        folder: of the model.
-        memory: folder that remembers hashes of files; None: none does.
+        folder: folder of the model.
+        memory: folder that caches hashes of files; None for no cache.
 
     Raises:
-        ExpectedError: a file cannot be read, or there is none.
+        ExpectedError: a file cannot be read, or config.json is missing.
     """
-    # Only the folder itself: Transformers loads nothing from its subfolders.
+    # Only the folder itself, since Transformers loads nothing from its subfolders.
     try:
         names = [path.name for path in list_own(folder, _is_of_model)]
     except OSError as error:
@@ -44,6 +44,7 @@ def hash_model(folder: Path, memory: Path | None) -> str:
             f"{folder} holds no model: config.json is missing.",
             "Give a folder as Transformers saves it, with config.json and model.safetensors",
         )
+    # hashlib releases the interpreter lock, so threads hash in parallel.
     with ThreadPoolExecutor(max_workers=4) as pool:
         hashes = list(pool.map(lambda name: hash_cached(folder / name, memory), names))
     lines = [f"{name} {sha256}\n" for name, sha256 in zip(names, hashes, strict=True)]
@@ -55,21 +56,22 @@ def _is_of_model(name: str) -> bool:
 
 
 def fixed_part(spec: RunSpec) -> dict[str, Any]:
-    """Return the part of a spec that decides the numbers, as plain values."""
+    """Return the part of a spec that affects the trained numbers, as plain values."""
     plain: dict[str, Any] = {}
     for key in run_keys().values():
         value = key.value_in(spec)
+        # Keys of later versions count only with another value, so old checkpoints keep their hash.
         if key.about.may_change or (key.about.is_later and value == key.default):
             continue
         section, _, name = key.name.rpartition(".")
         (plain.setdefault(section, {}) if section else plain)[name] = to_wire(value)
     if columns := plain["data"].get("ignore_columns"):
-        plain["data"]["ignore_columns"] = sorted(columns)  # their order decides nothing
+        plain["data"]["ignore_columns"] = sorted(columns)  # their order has no effect
     return plain
 
 
 def hash_spec(spec: RunSpec) -> str:
-    """Return the sha256 of what decides the numbers."""
+    """Return the sha256 of the part of a spec that affects the trained numbers."""
     text = json.dumps(fixed_part(spec), sort_keys=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 

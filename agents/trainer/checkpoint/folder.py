@@ -1,12 +1,12 @@
-"""The checkpoints of a run on one node, written so that a kill at any instant does no harm.
+"""Checkpoints of a run on one node, written so that a kill at any instant does no harm.
 
 A checkpoint is written under a temporary name, every file is fsynced and hashed into a manifest,
-then one rename makes it appear, and the folder is fsynced. Only what has its final name and a
-manifest is a checkpoint. Deleting goes the other way round: rename first, then remove. So half a
-checkpoint is never visible. (Writing in place broke the newest checkpoint in 179 of 300 kills.)
+then one rename makes it visible, and the folder is fsynced. Only a folder with a final name and a
+manifest is a checkpoint. Deletion is the reverse: rename first, then remove. So half a checkpoint
+is never visible. (Writing in place broke the newest checkpoint in 179 of 300 kills.)
 
-An attempt that is no longer the newest of its run may not commit: the fence is read right before
-the rename. Standard library only; `state` knows what is in the files.
+An attempt that is no longer the newest of its run must not commit: the fence is read right before
+the rename. Standard library only; `state` defines the content of the files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PARTIAL = ".partial-"
 
 
 class CannotWrite(ExpectedError):
-    """Raised when the system refuses to write a checkpoint; nothing of it is left."""
+    """Raised when the system refuses to write a checkpoint; no part of it remains."""
 
 
 class NoRoom(CannotWrite):
@@ -55,7 +55,7 @@ class Manifest:
     model_sha256: str
     versions: dict[str, str]
     at_loss: bool = False
-    """Whether one rank has saved it alone, when another rank or a layer was lost."""
+    """True if one rank saved it alone after the loss of another rank or a layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,11 +67,11 @@ class Checkpoint:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Sort key, older ones first: a later attempt is newer than any step of an earlier one."""
+        """Sort key, oldest first: a later attempt is newer than any step of an earlier one."""
         return self.manifest.attempt, self.manifest.step
 
     def verify(self) -> str:
-        """Hash every file; return the first problem, empty if all are as they were written."""
+        """Hash every file; return the first problem, or an empty text if all are intact."""
         for entry in self.manifest.files:
             try:
                 found = describe_file(self.path, self.path / entry.path)
@@ -86,7 +86,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Return the checkpoint in the folder.
 
     Raises:
-        ExpectedError: it has no manifest, or one that is not what was written.
+        ExpectedError: the manifest is missing or damaged.
     """
     try:
         manifest = from_wire(Manifest, read_manifest(path))
@@ -111,7 +111,7 @@ class CheckpointFolder:
         self._failpoints = failpoints
 
     def path_of(self, step: int) -> Path:
-        """Return the folder of a step's checkpoint, whether it exists or not."""
+        """Return the folder of a step's checkpoint, which may not exist."""
         return self.path / checkpoint_name(step)
 
     def holds(self, step: int) -> bool:
@@ -122,7 +122,8 @@ class CheckpointFolder:
             return False
 
     def find_all(self) -> list[Checkpoint]:
-        """Return the checkpoints that a run can resume from, oldest first."""
+        """Return the checkpoints from which a run can resume, oldest first."""
+        # Damaged ones are left out: a resume could not use them.
         return sorted(self._read_all(), key=lambda checkpoint: checkpoint.age)
 
     def _read_all(self) -> Iterator[Checkpoint]:
@@ -131,7 +132,7 @@ class CheckpointFolder:
                 yield read_checkpoint(path)
 
     def _find_folders(self) -> Iterator[tuple[int, Path]]:
-        """Yield step and path of every folder with the name of a checkpoint."""
+        """Yield step and path of every folder that is named like a checkpoint."""
         if self.path.is_dir():
             for path in self.path.iterdir():
                 step = step_of_checkpoint(path.name)
@@ -139,7 +140,7 @@ class CheckpointFolder:
                     yield step, path
 
     def clean(self) -> None:
-        """Remove what earlier attempts have left half written or half deleted."""
+        """Remove half-written and half-deleted checkpoints of earlier attempts."""
         if self.path.is_dir():
             for entry in self.path.iterdir():
                 if entry.name.startswith((_PARTIAL, _DISCARDED)):
@@ -151,14 +152,14 @@ class CheckpointFolder:
         """Write a checkpoint and make it visible.
 
         Args:
-            step: optimizer steps done.
-            write_files: called with a folder; writes every file but the manifest into it.
+            step: number of finished optimizer steps.
+            write_files: called with a folder; writes every file except the manifest into it.
             about: `spec_sha256`, `data_sha256`, `model_sha256`, `versions` and `at_loss` of the
                 manifest.
 
         Raises:
-            CannotWrite: the disk is full or refuses; the older checkpoints are untouched.
-            ExpectedError: a newer attempt of the run has begun.
+            CannotWrite: the disk is full or refuses writes; older checkpoints are untouched.
+            ExpectedError: a newer attempt of the run has started.
         """
         partial = self.path / f"{_PARTIAL}{step:08d}-{self._attempt}-{os.getpid()}"
         try:
@@ -169,9 +170,10 @@ class CheckpointFolder:
             self._failpoints.reach("files-written")
             manifest = self._write_manifest(partial, step, about)
             self._failpoints.reach("manifest-written")
+            # As late as possible: a newer attempt may have started while the files were written.
             self._check_fence()
             self._appear(partial, step)
-        # Also an interrupt: nothing of an unfinished checkpoint may stay.
+        # Also on an interrupt: no part of an unfinished checkpoint may remain.
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
             explained = _explain(error, self.path)
@@ -183,6 +185,7 @@ class CheckpointFolder:
     def _write_manifest(self, partial: Path, step: int, about: dict[str, Any]) -> Manifest:
         entries = []
         for path in sorted(partial.iterdir()):
+            # Written by libraries that do not sync, such as safetensors.
             sync_file(path)
             self._failpoints.reach("file-synced")
             entries.append(describe_file(partial, path))
@@ -202,8 +205,8 @@ class CheckpointFolder:
         newest = 0
         with contextlib.suppress(FileNotFoundError, ValueError):
             newest = int(self._fence.read_text(encoding="ascii"))
-        # The agent raises the fence before it starts an attempt: a rank that was cut off from the
-        # master, and trains on, must not overwrite what the newer attempt saves.
+        # The agent raises the fence before it starts an attempt. A rank that was cut off from the
+        # master, and still trains, must not overwrite checkpoints of the newer attempt.
         if newest > self._attempt:
             raise ExpectedError(
                 f"Attempt {newest} of run {self._run_id} has begun on this node, so attempt "
@@ -213,7 +216,7 @@ class CheckpointFolder:
 
     def _appear(self, partial: Path, step: int) -> None:
         final = self.path_of(step)
-        # An earlier attempt got this far, and this one resumed from before it.
+        # An earlier attempt reached this step, but this one resumed from before it.
         if final.exists():
             self._discard(final)
             self._failpoints.reach("old-discarded")
@@ -225,31 +228,31 @@ class CheckpointFolder:
     def prune(self, keep: int, spare_step: int | None = None) -> None:
         """Delete all but the `keep` newest, later steps of earlier attempts, and old damaged ones.
 
-        To be called only after a commit, when the newest one is known to be complete.
+        Call it only after a commit, when the newest checkpoint is known to be complete.
 
         Args:
             keep: number of checkpoints to keep.
-            spare_step: step that stays beside them, as the newest one that every node has.
+            spare_step: additional step to keep: the newest one that every node has.
         """
         checkpoints = self.find_all()
         newest_step = checkpoints[-1].manifest.step if checkpoints else 0
-        # Later steps of an abandoned attempt: this one has resumed from before them.
+        # Later steps of an abandoned attempt: this attempt has resumed from before them.
         ahead = [c for c in checkpoints if c.manifest.step > newest_step]
         behind = [c for c in checkpoints if c.manifest.step <= newest_step]
         old = [c for c in behind[:-keep] if c.manifest.step != spare_step]
         doomed = [c.path for c in [*ahead, *old]]
         if len(behind) >= keep:
-            # One that cannot be read counts for none, and is of no use behind those that can.
+            # Unreadable checkpoints do not count, and are useless if older than the kept ones.
             oldest_step = behind[-keep].manifest.step
             readable = {c.manifest.step for c in checkpoints}
             doomed += [p for s, p in self._find_folders() if s < oldest_step and s not in readable]
         for path in doomed:
-            with contextlib.suppress(OSError):  # it stays until the next time
+            with contextlib.suppress(OSError):  # the next call tries again
                 self._discard(path)
             self._failpoints.reach("pruned")
 
     def _discard(self, path: Path) -> None:
-        # Hidden by one rename, so that a kill in the middle of the removal leaves no half of it.
+        # Hidden by one rename, so that a kill during the removal leaves no visible half.
         hidden = path.with_name(f"{_DISCARDED}{path.name}-{time.monotonic_ns()}")
         os.rename(path, hidden)
         self._failpoints.reach("hidden")

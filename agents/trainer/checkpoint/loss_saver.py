@@ -1,13 +1,14 @@
-"""Save the last completed step when another rank, or a frozen layer, is lost, with nobody's help.
+"""Save the last completed step without the other ranks when one of them, or a frozen layer, is
+lost.
 
-A rank that survives holds the trained state of the step before. It saves that as an ordinary
-checkpoint of its node, whose manifest says that it was made at a loss, so that a resume repeats one
-step at most. Ranks need not agree: those that had already done the next step save that one, and the
-newest wins. Of several ranks on a node one writes. There are two ways here: a collective fails in
-the training loop, or it waits for ever, for a silent node, or for a GPU whose sum will never end.
-Then the supervisor asks, or NCCL reports the loss, and a thread saves while the loop still waits,
-and ends the process. Where the ranks that are left may regroup, that thread gets the loop out of
-its wait instead, and saves only if that fails.
+A surviving rank still holds the trained state of the step before. It saves that as an ordinary
+checkpoint of its node, marked in the manifest, so a resume repeats at most one step. Ranks need not
+agree: those that have already finished the next step save that one, and the newest wins. Only one
+rank of a node writes. There are two cases: a collective fails in the training loop, or the loop
+waits forever, for a silent node or for a GPU whose sum never ends. In the second case the
+supervisor asks, or NCCL reports the loss, and a thread saves while the loop still waits, then ends
+the process. If the remaining ranks may regroup, that thread frees the loop from its wait instead,
+and saves only if that fails.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.state_guard import SEIZED
 
-POLL_S = 0.2
+POLL_S = 0.2  # time between two checks, in seconds
 SEIZE_S = 5.0
-"""Time for a change of the state that is under way, in seconds."""
+"""Time for a change of the state in progress, in seconds."""
 END_S = 0.5
 """Time for the training loop to end by itself after a save, in seconds."""
 LEAVE_S = 5.0
-"""Time for the training loop to leave a group that was interrupted, in seconds."""
+"""Time for the training loop to leave an interrupted group, in seconds."""
 _EXIT_CODE = 3
 
 
 class LossSaver:
-    """Saves at a loss, once. `note` is the training loop's, the rest may be any thread's."""
+    """Saves once after a loss. The training loop calls `note`; any thread may call the others."""
 
     def __init__(self, context: RankContext, saver: Saver, *, may_regroup: bool) -> None:
         self._context = context
         self._saver = saver
         self._may_regroup = may_regroup
-        # Generation of the group that was interrupted last, and when, on the monotonic clock.
+        # Generation of the last interrupted group, and the time on the monotonic clock.
         self._interrupted = (-1, 0.0)
         self._point: ResumePoint | None = None
-        # Behind the last change of the state on its GPU.
+        # Recorded after the last change of the state on its GPU.
         self._changed: torch.cuda.Event | None = None
         self._lock = threading.Lock()
         self._is_done = False
@@ -55,32 +56,32 @@ class LossSaver:
         self._thread = threading.Thread(target=self._run, name="loss-saver", daemon=True)
 
     def note(self, point: ResumePoint) -> None:
-        """Take note of a completed step; called while the state may not be seized."""
+        """Record a completed step; called while the state cannot be seized."""
         self._point = point
         if self._context.device.type == "cuda":
             self._changed = torch.cuda.Event()
             self._changed.record()
 
     def watch(self) -> None:
-        """Begin to heed the supervisor, and NCCL."""
+        """Start to watch for the supervisor's request and NCCL's error."""
         if self._context.group.world_size > 1:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop heeding them."""
+        """Stop watching."""
         self._ended.set()
         if self._thread.is_alive():
-            self._thread.join(END_S)  # it looks at the group, which is left next
+            self._thread.join(END_S)  # it reads the group, which is left next
 
     def save(self) -> None:
-        """Save the last completed step unless that is done; failures are journaled."""
+        """Save the last completed step once; failures are journaled."""
         with self._lock:
             if self._is_done:
                 return
             self._is_done = True
             if self._point is None:
-                return  # this attempt has done no step: what it began from is saved
-            # First of all: the supervisor waits for a rank that saves.
+                return  # no step yet: the start of this attempt is saved
+            # Before anything else, since the supervisor waits for a rank that saves.
             self._context.enter_phase("saving", self._point.step)
             obstacle = self._save()
             if obstacle:
@@ -88,7 +89,7 @@ class LossSaver:
             self._context.enter_phase("training", self._point.step)
 
     def _save(self) -> str:
-        """Save the newest point; return why that is impossible."""
+        """Save the newest point; return why that is impossible, or an empty text."""
         if not self._context.guard.seize(SEIZE_S):
             return "it was in the middle of an optimizer step"
         assert self._point is not None
@@ -113,18 +114,18 @@ class LossSaver:
                 self._save_and_end()
 
     def _is_group_lost(self) -> bool:
-        """Return whether the loop may wait for a rank that has gone."""
+        """Return whether the loop may wait for a lost rank."""
         group = self._context.group
         if not group.is_connected:
             return False
-        # NCCL's own watch notices a rank that has gone, while the loop waits for the GPU.
+        # NCCL's own watchdog notices a lost rank while the loop waits for the GPU.
         if group.failure or self._interrupted[0] == group.generation:
             return True
         asked = read_json(self._context.attempt.folder / INTERRUPT_FILE) or {}
         return asked.get("generation") == group.generation
 
     def _interrupt(self) -> bool:
-        """Get the loop out of its wait, so that it can regroup; return whether that may work."""
+        """Free the loop from its wait so that it can regroup; return whether that may work."""
         group = self._context.group
         generation, since_s = self._interrupted
         if not self._may_regroup:
@@ -144,6 +145,7 @@ class LossSaver:
                 self._end()
 
     def _end(self) -> None:
+        # Shows in the log where the loop waited.
         faulthandler.dump_traceback(file=sys.stderr)
         name = self._context.attempt.rank_names[self._context.attempt.rank]
         self._context.journal.write(
@@ -152,5 +154,5 @@ class LossSaver:
             hint="Find the rank that ended first; its log says why",
         )
         self._context.journal.close(END_S)
-        # The loop may wait in a library that nothing interrupts.
+        # The loop may wait in a library that cannot be interrupted.
         os._exit(_EXIT_CODE)

@@ -1,4 +1,4 @@
-"""Find the checkpoint that a rank resumes from, and refuse one that belongs to another run."""
+"""Find the checkpoint from which a rank resumes, and reject one of another run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agents.trainer.rank.attempt import RankAttempt
 
 
 def find_checkpoint(attempt: RankAttempt) -> Checkpoint | None:
-    """Return the verified checkpoint that the intent names; None: the run begins.
+    """Return the verified checkpoint that the intent names; None for a new run.
 
     Raises:
         ExpectedError: it is incomplete or damaged.
@@ -42,7 +42,7 @@ def refuse_other_run(
     differences = name_differences(fixed_part(saved.spec), fixed_part(spec))
     if manifest.data_sha256 != hashes["data_sha256"]:
         differences.append(f"the content of the training file {spec.data.train} has changed")
-    # Empty where another rank of this node hashes the model; that rank compares it.
+    # Empty if another rank of this node hashes and compares the model.
     if hashes["model_sha256"] and manifest.model_sha256 != hashes["model_sha256"]:
         differences.append(f"the files of the model {spec.model} have changed")
     if differences:

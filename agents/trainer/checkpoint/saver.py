@@ -1,16 +1,16 @@
 """Save the run's state on the nodes that keep copies, together with all other ranks.
 
 The step only copies the state to the host; a thread writes, hashes and commits it while training
-goes on. A save that finds the one before still being written waits for it: so every step that
-should have a checkpoint gets one, on every node, and the host holds the state once. The save at
-the end of a run, or at a stop, waits until its own files are committed. Where that is impossible,
-all ranks pause until it is possible, rather than lose what was trained.
+continues. A save waits for the previous one to be written, so every step that should have a
+checkpoint gets one on every node, and the host holds the state once. The save at the end of a run,
+or at a stop, waits until its own files are committed. While that is impossible, all ranks pause
+rather than lose trained steps.
 
-A checkpoint is also where ranks are made equal (see `Strategy.equalize`). A node that has committed
-its copy keeps as many of its own as it shall, and the newest step that every node has, until every
-copy of the new one has been committed, which the ranks learn from each other with the statistics of
-later steps, or at the next save. So a node that cannot save fills no other. Nodes that save none
-prune then, too: each resume brings them the checkpoint that it begins from.
+Ranks are made equal at a checkpoint (see `Strategy.equalize`). A node that has committed its copy
+keeps its configured number of checkpoints, and the newest step that every node has, until every
+copy of the new one is committed; the ranks learn that from the statistics of later steps, or at the
+next save. So a node that cannot save does not fill the disks of others. Nodes that save no copies
+also prune then, since each resume brings them a checkpoint.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
 
 PAUSE_S = 2.0
-"""Time between two looks at a disk that cannot take the last checkpoint, in seconds."""
+"""Time between two checks of a disk that cannot take the last checkpoint, in seconds."""
 MOST_PAUSE_S = 30.0
-"""Longest time between two tries to write it where the disk seems to have room, in seconds."""
+"""Maximum time between two retries if the disk seems to have space, in seconds."""
 STOP_PATIENCE_S = 20.0
-"""Time that a stop waits for such a disk, in seconds: less than a stop's usual grace."""
-# In the attempt's folder: one rank of a node saves at a loss.
+"""Time that a stop waits for such a disk, in seconds; less than a stop's usual grace."""
+# Lock in the attempt's folder: only one rank of a node saves at a loss.
 _LOSS_LOCK = "loss.lock"
-# Seconds to wait for it.
+# Maximum wait for that lock, in seconds.
 _LOCK_S = 15.0
 
 
 class Saver:
-    """Writes checkpoints on the ranks that were chosen for it, and keeps all ranks in step.
+    """Writes checkpoints on the chosen ranks, and keeps all ranks in step.
 
     Args:
-        context: of this rank.
-        strategy: holds the state.
-        folder: of the run's checkpoints on this node.
-        model: names of its parameters and its config go into the files.
+        context: context of this rank.
+        strategy: owner of the state.
+        folder: folder of the run's checkpoints on this node.
+        model: source of parameter names and config for the files.
         about: hashes and versions for the manifest; see `CheckpointFolder.commit`.
-        saved_step: step of the checkpoint that the run continues from; -1: none.
+        saved_step: step of the checkpoint from which the run continues; -1 for a new run.
     """
 
     def __init__(
@@ -89,10 +89,11 @@ class Saver:
             context.journal,
             lambda: self._copy.size_bytes,
         )
+        # One thread: saves are written in order, and pruning never overlaps a save.
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
-        # The newest save of this rank; its result is the reason why it failed.
+        # The newest save of this rank; its result is the error of a failed one.
         self._writing: Future[CannotWrite | None] | None = None
-        # Whether a save has begun after which nothing was pruned yet.
+        # True from the start of a save until its prune.
         self._may_prune = False
         if self._prunes:
             folder.clean()
@@ -100,24 +101,24 @@ class Saver:
     def _choose_writers(self, ranks: Sequence[int]) -> None:
         attempt = self._context.attempt
         self._writes, self._num_copies = attempt.rank in ranks, len(ranks)
-        # One rank of each node removes its old checkpoints, also where none are written.
+        # One rank of each node removes old checkpoints, even on nodes that write none.
         self._prunes = self._writes or attempt.placement.local_rank == 0
 
     def regroup(self) -> None:
-        """Choose anew which ranks write, once some were lost: the copies are to be as many."""
+        """Choose the writing ranks again after a loss, so that the number of copies is restored."""
         self._choose_writers(choose_checkpoint_ranks(self._context.placements, self._spec.copies))
 
     def reserve(self) -> None:
-        """Allocate the host memory that saves need, once the optimizer has its state.
+        """Allocate the host memory for saves, once the optimizer has its state.
 
-        Pinning 0.5 GB takes a quarter of a second, which no later step should wait for.
+        Pinning 0.5 GB takes a quarter of a second, which should not delay a later step.
         """
         if self._writes:
             with self._context.guard.changing():
                 self._copy.take(self._strategy.export_state())
 
     def is_due(self) -> bool:
-        """Return whether this rank asks for a checkpoint, by the clock or as it has room again."""
+        """Return whether this rank asks for a checkpoint, by clock or to retry a failed save."""
         return self._is_due_by_time() or (self._writes and self._disk.look())
 
     def _is_due_by_time(self) -> bool:
@@ -129,10 +130,10 @@ class Saver:
 
     @property
     def has_uncommitted(self) -> bool:
-        """Whether the newest save of this rank is not committed, or has failed.
+        """True if the newest save of this rank is not committed, or has failed.
 
         Raises:
-            ExpectedError: this attempt may not write any more.
+            ExpectedError: this attempt must not write any more.
         """
         if self._writing is None:
             return False
@@ -151,15 +152,14 @@ class Saver:
         """Save the state after a step; all ranks call this together.
 
         Args:
-            point: where the run stands; the optimizer's part is filled in here.
-            required: whether the run ends here, so that this waits for the files and raises when
-                they cannot be written. Otherwise they are written in the background, and a failure
-                is a warning.
+            point: state of the run; the optimizer's part is added here.
+            required: True at the end of the run: waits for the files and raises if they cannot be
+                written. Otherwise they are written in the background, and a failure is a warning.
 
         Raises:
-            ExpectedError: this attempt may not write any more, or nothing could be written at a
-                stop.
+            ExpectedError: this attempt must not write any more, or the save at a stop failed.
         """
+        # For example the last step, if it was saved periodically just before.
         if point.step == self._saved_step:
             return
         started_s = time.monotonic()
@@ -168,7 +168,8 @@ class Saver:
             num_uncommitted = self._strategy.equalize(self.has_uncommitted)
         self.prune_when_committed(num_uncommitted)
         if self._writes:
-            # From here on the copy is this save's: a thread that saves at a loss uses it as well.
+            # From here on the copy belongs to this save; a thread that saves at a loss uses it,
+            # too.
             with self._context.guard.changing():
                 self._copy.take(self._strategy.export_state())
                 point = replace(point, optimizer=self._copy.plain)
@@ -194,9 +195,10 @@ class Saver:
             if not failed or late:
                 break
             if not num_looks:
-                self._tell_pause(problem, point.step)
+                self._report_pause(problem, point.step)
             num_looks += 1
             time.sleep(PAUSE_S)
+            # The pause before a retry grows, since each retry writes the whole checkpoint.
             is_time = time.monotonic() - tried_s >= min(num_looks * PAUSE_S, MOST_PAUSE_S)
             if problem is not None and is_time and self._disk.has_room():
                 tried_s = time.monotonic()
@@ -211,25 +213,25 @@ class Saver:
         is_over = time.monotonic() - began_s >= STOP_PATIENCE_S
         return self._context.control.stop_requested and is_over
 
-    def _tell_pause(self, problem: CannotWrite | None, step: int) -> None:
+    def _report_pause(self, problem: CannotWrite | None, step: int) -> None:
         self._context.enter_phase("paused", step)
         if problem is not None:
             node = self._context.attempt.placement.node
             self._context.journal.write("paused", step=step, node=node, message=problem.message)
 
     def save_at_loss(self, point: ResumePoint, changed: torch.cuda.Event | None) -> str:
-        """Save what this rank holds without the others; return why that is impossible.
+        """Save the state of this rank without the others; return why that is impossible.
 
-        May be called by another thread than the training loop, which then waits in a collective and
-        may change nothing any more. Where another rank of this node saves the same step, it is
-        enough. An earlier save that is being written is written to its end in any case.
+        May be called by another thread while the training loop waits in a collective and can change
+        nothing. One rank per node is enough for a step. An earlier save in progress is always
+        finished first.
 
         Args:
-            point: where the run stood when the state was last changed.
-            changed: comes when the GPU has carried out that change; None: it has.
+            point: state of the run at the last change of the trained state.
+            changed: event of that change on the GPU; None if it has happened.
         """
         is_saved = False
-        with contextlib.suppress(ExpectedError):  # what became of an earlier save is journaled
+        with contextlib.suppress(ExpectedError):  # a failure of an earlier save is journaled
             is_saved = self._wait() is None and point.step == self._saved_step
         gap = self._strategy.find_gap()
         if gap:
@@ -237,7 +239,7 @@ class Saver:
         attempt = self._context.attempt
         lock = os.open(attempt.folder / _LOSS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            take_lock(lock, _LOCK_S)  # without it both write, and the later one stays
+            take_lock(lock, _LOCK_S)  # without it two ranks write, and the later one stays
             return self._commit_at_loss(point, changed)
         except ExpectedError as error:
             return error.message.rstrip(".")
@@ -253,6 +255,7 @@ class Saver:
         self._folder.commit(
             point.step,
             lambda folder: write_state(folder, model=self._model, copy=self._copy, point=point),
+            # A resume from it keeps promise B: ranks were not made equal.
             {**self._about, "at_loss": True},
         )
         self._context.journal.write(
@@ -268,18 +271,18 @@ class Saver:
         return ""
 
     def close(self) -> None:
-        """Wait until what has begun is written, also when the training ends with an error."""
+        """Wait until pending files are written, also when training ends with an error."""
         self._pool.shutdown()
 
     def _write(
         self, point: ResumePoint, started_s: float, stall_s: float | None
     ) -> CannotWrite | None:
-        """Commit what was copied; runs in the saver's thread.
+        """Commit the copied state; runs in the saver's thread.
 
         Args:
-            point: where the run stood.
-            started_s: when the save began.
-            stall_s: seconds that the training stood still; None: it waits for this.
+            point: state of the run.
+            started_s: start of the save, on the monotonic clock.
+            stall_s: time that training stood still, in seconds; None if it waits for this call.
         """
         journal = self._context.journal
         try:
@@ -300,6 +303,6 @@ class Saver:
             copies=self._num_copies,
         )
         self._disk.note_saved()
-        # At once, by what is on this node: another one may not be able to save for a long time.
+        # At once, based on this node alone: another node may be unable to save for a long time.
         self._folder.prune(self._spec.keep, self._common_step)
         return None

@@ -1,8 +1,8 @@
 """Tensors in several safetensors files of bounded size, in the layout of Transformers.
 
-`STEM-00001-of-00003.safetensors` and so on, with `STEM.safetensors.index.json` beside them; what
-fits in one file is `STEM.safetensors`, without an index. Files are hashed, sent and, after a broken
-connection, sent again as a whole, and writing one needs a copy of it in memory.
+Files are `STEM-00001-of-00003.safetensors` and so on, with an index in
+`STEM.safetensors.index.json`; a single file is `STEM.safetensors` without an index. A file is
+hashed and sent as a whole, again after a broken connection, and writing it needs a copy in memory.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 SHARD_BYTES = 2_000_000_000
-"""Maximum bytes of a file, unless a single tensor is larger."""
-# Between the name of a tensor and the number of a piece of it.
+"""Maximum size of a file, in bytes, unless a single tensor is larger."""
+# Separates the name of a tensor from the number of its piece.
 _PIECE = ":piece-"
 
 
 def write_shards(
     tensors: Mapping[str, Tensor], folder: Path, stem: str, shard_bytes: int | None = None
 ) -> None:
-    """Write tensors into files of at most `shard_bytes` (None: `SHARD_BYTES`).
+    """Write tensors into files of at most `shard_bytes` (`SHARD_BYTES` if None).
 
-    A tensor that is larger gets a file of its own, as in Transformers.
+    A larger tensor gets its own file, as in Transformers.
     """
     groups = group_names(tensors, shard_bytes or SHARD_BYTES)
     names = name_files(stem, len(groups))
     for name, group in zip(names, groups, strict=True):
         part = {key: tensors[key] for key in group}
-        # Transformers refuses a file whose metadata has no format.
+        # Transformers rejects a file whose metadata has no format.
         save_file(part, folder / name, metadata={"format": "pt"})
     if len(groups) > 1:
         index = {
@@ -71,13 +71,13 @@ def name_files(stem: str, count: int) -> list[str]:
 
 
 def find_shards(folder: Path, stem: str) -> list[Path]:
-    """Return the files that hold the tensors, in order; empty if there are none."""
+    """Return the files that hold the tensors, in order; empty if no file does."""
     whole = folder / f"{stem}.safetensors"
     return [whole] if whole.exists() else sorted(folder.glob(f"{stem}-*-of-*.safetensors"))
 
 
 def read_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor, from the headers alone."""
+    """Return the shape of each tensor, reading only the headers."""
     shapes = {}
     for path in files:
         with safe_open(path, framework="pt") as file:
@@ -87,7 +87,7 @@ def read_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
 
 
 def read_shards(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor with its name, one after the other."""
+    """Yield every tensor with its name, one at a time."""
     for path in files:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict
@@ -95,11 +95,11 @@ def read_shards(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
 
 
 def cut_long(tensors: Mapping[str, Tensor], piece_bytes: int | None = None) -> dict[str, Tensor]:
-    """Return the tensors, with long ones of one dimension cut into pieces.
+    """Return the tensors with long one-dimensional ones cut into pieces.
 
     Args:
-        tensors: by name.
-        piece_bytes: maximum bytes of a piece; None: `SHARD_BYTES`.
+        tensors: tensors by name.
+        piece_bytes: maximum size of a piece, in bytes; `SHARD_BYTES` if None.
     """
     limit = piece_bytes or SHARD_BYTES
     cut: dict[str, Tensor] = {}
@@ -107,7 +107,7 @@ def cut_long(tensors: Mapping[str, Tensor], piece_bytes: int | None = None) -> d
         if tensor.dim() != 1 or tensor.nbytes <= limit:
             cut[name] = tensor
             continue
-        # The flat moments of the optimizer are one tensor, which no file bound could hold.
+        # The flat moments of the optimizer are one tensor, which may exceed the size of a file.
         for number, piece in enumerate(tensor.split(max(1, limit // tensor.element_size()))):
             cut[f"{name}{_PIECE}{number:05d}"] = piece
     return cut

@@ -1,9 +1,9 @@
-"""The content of a checkpoint: trained values, optimizer state, and where the run stands.
+"""Content of a checkpoint: trained values, optimizer state, and the position of the run.
 
-Only safetensors and JSON, so that loading one can never run code. Every file is a function of the
-run alone, not of the rank or node that writes it: copies on several nodes are equal byte by byte.
-The adapter's two files are PEFT's own, and a fully trained model with its config is Transformers'
-own layout in files of bounded size, so that plain Transformers and PEFT load either unchanged.
+Only safetensors and JSON, so loading a checkpoint can never run code. Every file depends on the run
+alone, not on the rank or node that writes it, so copies on several nodes are equal byte by byte.
+The adapter's two files have PEFT's layout. A fully trained model and its config have Transformers'
+layout, in files of bounded size. Plain Transformers and PEFT load either unchanged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CARRIED_FILE = "carried.safetensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumePoint:
-    """Where a run stands: all that its next step depends on, besides the tensors."""
+    """Position of a run: everything but the tensors that its next step depends on."""
 
     step: int
     total_steps: int
@@ -56,32 +56,32 @@ class ResumePoint:
     """Node and device of each rank."""
     shares: tuple[float, ...]
     micro_tokens: tuple[int, ...]
-    """Largest micro-batch of each rank, in tokens."""
+    """Maximum micro-batch of each rank, in tokens."""
     num_recomputed: tuple[int, ...]
-    """Layers of each rank that recompute their activations to save memory."""
+    """Number of layers of each rank that recompute their activations."""
     num_moved: tuple[int, ...] = ()
-    """Layers of each rank that offload their activations to host memory; empty in older files."""
+    """Number of layers of each rank that offload their activations; empty in older files."""
     is_repeating: tuple[bool, ...] = ()
-    """Whether each rank pads its micro-batches to shapes that repeat; empty in older files."""
+    """True for ranks that pad micro-batches to repeating shapes; empty in older files."""
     tokens_seen: int
     plain_template: bool
-    """Whether the tokenizer had no chat template, so that the merged model gets the plain one."""
+    """True if the tokenizer had no chat template, so the merged model gets the plain one."""
     loss_scale: LossScale = field(default_factory=LossScale)
     optimizer: dict[str, Any] = field(default_factory=dict)
     """Values of the optimizer's state that are not tensors."""
     layers: tuple[tuple[int, int], ...] = ()
-    """First layer of each rank and the one after its last; empty: every rank had all layers."""
+    """First layer of each rank and the one after its last; empty if all ranks had all layers."""
     layout: Layout = "sorted"
     """Order of the parameters in the optimizer's tensors; the default is that of older files."""
     text_rules: int = 1
-    """Rules by which rows become tokens, `tokens.TEXT_RULES`; by default those of older files."""
+    """Version of `tokens.TEXT_RULES` for the rows; the default is that of older files."""
 
 
 class HostCopy:
-    """The trained values and the optimizer's state in host memory, ready to be written.
+    """Trained values and optimizer state in host memory, ready to be written.
 
-    The buffers are allocated by the first copy, pinned where the state is on a GPU, and used again
-    by all later ones: the host holds the state once.
+    The first copy allocates the buffers, pinned if the state is on a GPU, and all later copies
+    reuse them: the host holds the state once.
     """
 
     def __init__(self) -> None:
@@ -91,27 +91,28 @@ class HostCopy:
         self.plain: dict[str, Any] = {}
         """Values of the optimizer's state that are not tensors."""
         self.carried: dict[str, Tensor] = {}
-        """What the compression of gradients continues with."""
+        """Carried error of gradient compression."""
         self._buffers: dict[str, Tensor] = {}
 
     @property
     def size_bytes(self) -> int:
-        """Size of what is copied, in bytes; 0 before the first copy."""
+        """Size of the copy, in bytes; 0 before the first one."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def take(self, state: TrainedState, changed: torch.cuda.Event | None = None) -> None:
-        """Copy the state as it is now; returns when all of it has arrived.
+        """Copy the current state; return when all of it has arrived.
 
         Args:
-            state: to copy.
-            changed: comes with the last change of the state; then nothing else is waited for, since
-                other work on the GPU may never end. None: all work that is queued.
+            state: state to copy.
+            changed: event of the state's last change. The copy waits only for it, since other work
+                on the GPU may never end. None waits for all queued work.
         """
         if changed is None:
             self._take(state)
             if state.parameters.values.is_cuda:
                 torch.cuda.synchronize(state.parameters.values.device)
             return
+        # A separate stream: the compute stream may be blocked behind a sum that never ends.
         stream = torch.cuda.Stream(state.parameters.values.device)
         stream.wait_event(changed)
         with torch.cuda.stream(stream):
@@ -120,16 +121,18 @@ class HostCopy:
 
     def _take(self, state: TrainedState) -> None:
         flat = state.parameters
-        # One copy of the whole buffer, not one for each of hundreds of parameters.
+        # One copy of the whole buffer instead of hundreds of small ones.
         whole = self._fetch("", flat.values)
         self.values, start = {}, 0
         for name, view in flat.views.items():
             self.values[name] = whole[start : start + view.numel()].view_as(view)
             start += view.numel()
         self.plain = state.plain
-        self.optimizer = {name: self._fetch(name, one) for name, one in state.optimizer.items()}
+        self.optimizer = {
+            name: self._fetch(name, tensor) for name, tensor in state.optimizer.items()
+        }
         self.carried = {
-            name: self._fetch(f"carried/{name}", one) for name, one in state.carried.items()
+            name: self._fetch(f"carried/{name}", tensor) for name, tensor in state.carried.items()
         }
 
     def _fetch(self, name: str, tensor: Tensor) -> Tensor:
@@ -143,14 +146,14 @@ class HostCopy:
 def _allocate(tensor: Tensor) -> Tensor:
     """Return host memory for a copy, pinned if the tensor is on a GPU and the system allows it."""
     if tensor.is_cuda:
-        # A limit on locked memory (ulimit -l) only makes the copies slower.
+        # A limit on locked memory (ulimit -l) only slows the copies.
         with contextlib.suppress(RuntimeError):
             return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def write_state(folder: Path, *, model: TrainedModel, copy: HostCopy, point: ResumePoint) -> None:
-    """Write every file of a checkpoint but its manifest."""
+    """Write every file of a checkpoint except its manifest."""
     metadata = {"format": "pt"}
     write_shards(cut_long(copy.optimizer), folder, OPTIMIZER_STEM)
     if copy.carried:
@@ -171,11 +174,13 @@ def adapter_config(model: TrainedModel, spec: RunSpec) -> dict[str, Any]:
         key: sorted(value) if isinstance(value, set) else value
         for key, value in model.lora.to_dict().items()
     }
+    # A stage has only some layers, but writes the config of the whole adapter.
     adapted = model.stage.adapted if model.stage is not None else list_adapted(model.module)
     plain |= name_targets_for_peft(model.lora, model.module, adapted)
-    # PEFT puts the path on this node there, and sets in their order in memory: copies of the
-    # checkpoint on two nodes would differ.
+    # PEFT writes the path on this node here, and sets in memory order: copies of the checkpoint on
+    # two nodes would differ.
     plain["base_model_name_or_path"] = spec.model
+    # PEFT itself saves it so: a loaded adapter is frozen unless asked otherwise.
     plain["inference_mode"] = True
     return plain
 
@@ -184,6 +189,7 @@ def full_config(model: TrainedModel) -> dict[str, Any]:
     """Return Transformers' config of the model, the same on every node."""
     config: Any = model.module.config
     plain: dict[str, Any] = json.loads(config.to_json_string())
+    # The path differs between nodes, and copies must be equal.
     plain.pop("_name_or_path", None)
     return plain
 
@@ -193,7 +199,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def read_resume_point(checkpoint: Checkpoint) -> ResumePoint:
-    """Return where the run stood.
+    """Return the saved position of the run.
 
     Raises:
         ExpectedError: the file is damaged or of an unknown version.
@@ -208,7 +214,7 @@ def read_resume_point(checkpoint: Checkpoint) -> ResumePoint:
 
 
 def load_state(checkpoint: Checkpoint, strategy: Strategy) -> None:
-    """Put the checkpoint's state back into the strategy, one tensor after the other.
+    """Restore the checkpoint's state in the strategy, one tensor at a time.
 
     Raises:
         ExpectedError: it belongs to other parameters.
@@ -218,7 +224,7 @@ def load_state(checkpoint: Checkpoint, strategy: Strategy) -> None:
     shapes = strategy.shapes
     found = read_shapes(files)
     if shapes != found:
-        # One example is enough: with another adapter all of them differ.
+        # One example is enough: with another adapter all names differ.
         odd = sorted(set(shapes.items()) ^ set(found.items()))[0]
         raise ExpectedError(
             f"{checkpoint.path} holds other parameters than this run trains, such as {odd[0]}.",
@@ -233,6 +239,6 @@ def load_state(checkpoint: Checkpoint, strategy: Strategy) -> None:
 
 
 def _read_carried(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Return what the compression of gradients has left over; empty if none was used."""
+    """Return the carried error of gradient compression; empty without compression."""
     path = checkpoint.path / CARRIED_FILE
     return dict(read_shards([path])) if path.exists() else {}

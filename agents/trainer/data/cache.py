@@ -1,9 +1,9 @@
 """Content-addressed cache of tokenized data: written once per node, shared by ranks and later runs.
 
-An entry's name is the hash of everything that decides its content: the bytes of the data, the
-tokenizer with its chat template, the settings, and this package's source. One process per node
-writes under a lock; the others wait and map the same files. Least recently used entries are
-deleted to stay within a size limit.
+An entry's name hashes everything that determines its content: the bytes of the data, the tokenizer
+with its chat template, the settings, and the source of this package. One process per node writes
+under a lock; the others wait and map the same files. Least recently used entries are deleted to
+stay within a size limit.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from agents.trainer.data.tokens import TEXT_RULES, Tokenized, tokenize_rows
 MAX_BYTES = 50 << 30
 """Maximum size of the cache, in bytes; least recently used entries are deleted above it."""
 ReportProgress = Callable[[int, float], None]
-"""Called with the number of rows read so far and their share of the data, 0 to 1."""
+"""Called with the number of rows read so far and their fraction of the data, 0 to 1."""
 _REPORT_ROWS = 1000
 _REPORT_CHARS = 1 << 22
 _WAIT_S = 1.0
-# Modules, here and in `agents.shared.data`, whose source decides the content of an entry.
+# Modules, here and in `agents.shared.data`, whose source determines the content of an entry.
 _SOURCES = (
     "conversations",
     "examples",
@@ -64,22 +64,22 @@ def load_examples(
     """Return the examples of the data, tokenized now or by an earlier run.
 
     Args:
-        files: The data files.
-        data_sha256: Hash of their content.
-        spec: Run spec with format, objective, length and packing.
-        tokenizer: The model's tokenizer, with its chat template.
-        cache: Folder of all entries; created if missing.
-        report: Called with the progress, every thousand rows or few million characters.
-        wait: Called each second while another process tokenizes the same data.
-        rules: `tokens.TEXT_RULES` that the run began with. Data that would be trained wrongly is
-            refused by the newest alone: a run that has begun goes on as it began.
+        files: data files.
+        data_sha256: hash of their content.
+        spec: run spec with format, objective, length and packing.
+        tokenizer: the model's tokenizer, with its chat template.
+        cache: folder of all entries; created if missing.
+        report: called with the progress, every thousand rows or few million characters.
+        wait: called each second while another process tokenizes the same data.
+        rules: version of `tokens.TEXT_RULES` at the start of the run. Only the newest version
+            rejects data that would be trained wrongly, so started runs can continue.
 
     Raises:
-        ExpectedError: The data is unusable; see `rows` and `tally`.
+        ExpectedError: the data is unusable; see `rows` and `tally`.
     """
     key = make_key(files, data_sha256, spec, tokenizer, rules)
     weighs_tokens = OBJECTIVES[spec.objective].weighs_tokens
-    # One lock per entry: another run may tokenize other data meanwhile.
+    # One lock per entry: another run may tokenize other data at the same time.
     with _lock(cache, key, wait):
         examples = open_examples(cache / key, weighs_tokens=weighs_tokens)
         if examples is None:
@@ -92,15 +92,13 @@ def load_examples(
 def make_key(
     files: DataFiles, data_sha256: str, spec: RunSpec, tokenizer: Any, rules: int = TEXT_RULES
 ) -> str:
-    """Return the entry's name: a hash of everything that decides its content.
-
-    File names are part of it: the same bytes are different rows as `.txt` and as `.jsonl`. With
-    several files the whole names count, because the entry names the files of skipped rows.
-    """
+    """Return the entry's name: a hash of everything that determines its content."""
+    # The same bytes are different rows as `.txt` and as `.jsonl`. With several files the whole
+    # names count, since the entry names the files of skipped rows.
     names = [path.suffix.lower() if len(files.paths) == 1 else path.name for path in files.paths]
-    ours = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in _SOURCES]
+    sources = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in _SOURCES]
     shared = [pkgutil.get_data("agents.shared.data", f"{name}.py") for name in _SHARED_SOURCES]
-    ours += [source or b"" for source in shared]
+    sources += [source or b"" for source in shared]
     parts = {
         "data": [data_sha256, names],
         "tokenizer": tokenizer.backend_tokenizer.to_str(),
@@ -108,7 +106,7 @@ def make_key(
         "settings": [spec.data.format, spec.objective, spec.sequence_tokens, spec.packing],
         "ignored": sorted(spec.data.ignore_columns),
         "rules": rules,
-        "code": hashlib.sha256(b"\0".join(ours)).hexdigest(),
+        "code": hashlib.sha256(b"\0".join(sources)).hexdigest(),
         "versions": [version("tokenizers"), version("transformers")],
     }
     text = json.dumps(parts, sort_keys=True)
@@ -118,6 +116,7 @@ def make_key(
 @contextmanager
 def _lock(cache: Path, key: str, wait: Callable[[], None]) -> Iterator[None]:
     try:
+        # Tokens are the user's data: only this account may read them.
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(cache / f"{key}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -186,7 +185,7 @@ def tokenize_kept(
     max_tokens: int,
     rules: int = TEXT_RULES,
 ) -> Iterator[Tokenized]:
-    """Yield the tokenized rows; skipped and truncated ones go to the reader's tally."""
+    """Yield the tokenized rows; count skipped and truncated ones in the reader's tally."""
     for row in tokenize_rows(tokenizer, rows, max_tokens, rules):
         if isinstance(row, Skipped):
             reader.skip(row)
@@ -204,10 +203,7 @@ def tokenize_kept(
 
 
 def prune(cache: Path, max_bytes: int, *, keep: str) -> None:
-    """Delete least recently used entries until at most `max_bytes` are left; never `keep`.
-
-    Ranks that have a deleted entry mapped keep reading it.
-    """
+    """Delete least recently used entries until at most `max_bytes` remain; never `keep`."""
     entries = []
     for about in cache.glob("*/about.json"):
         try:
@@ -220,5 +216,6 @@ def prune(cache: Path, max_bytes: int, *, keep: str) -> None:
         if total <= max_bytes:
             return
         if folder.name != keep:
+            # Ranks that have mapped a deleted entry can still read it.
             shutil.rmtree(folder, ignore_errors=True)
             total -= size

@@ -1,10 +1,10 @@
 """Parse one row into a conversation, plain text, or a pair of conversations.
 
-Every supported shape becomes one of the three. Instruction rows (Alpaca) become a conversation of
-one question and one answer, so that there is one way to tokenize rows. The conversations of a
-preference pair share a prompt, and only what differs is learned. A row that needs an unsupported
-feature (tool calls, weighted answers) is skipped with the reason. Columns that no format reads are
-counted by `agents.shared.data.findings`.
+Every supported row becomes one of the three. Instruction rows (Alpaca) become a conversation of one
+question and one answer, so all rows are tokenized in the same way. The conversations of a
+preference pair share a prompt, and only the differing turns are learned. A row that needs an
+unsupported feature (tool calls, weighted answers) is skipped with a reason.
+`agents.shared.data.findings` counts columns that no format reads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ConversationTurn:
     role: str
     content: str
     extra: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    """Other texts of the message, such as `reasoning_content`, for the chat template."""
+    """Other texts of the message for the chat template, such as `reasoning_content`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class ConversationRow:
     num_shared_turns: int = 0
     """Number of leading turns that both conversations of a pair share; they are not learned."""
     label: float | None = None
-    """Label that the data gives the row; None: none."""
+    """Label of the row in the data; None without labels."""
 
     @property
     def num_chars(self) -> int:
@@ -73,7 +73,7 @@ def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str
     """Return the parsed row, or the reason why it is empty.
 
     Raises:
-        ValueError: The row does not match the format.
+        ValueError: the row does not match the format.
     """
     keys = keys_of(value)
     if data_format == "text":
@@ -93,7 +93,7 @@ def _holds(value: Any) -> bool:
     """Return whether a value is not empty; tables write an empty cell in several ways."""
     if isinstance(value, str):
         return value.strip() not in _NOTHING
-    if isinstance(value, dict):  # Parquet may keep the fields of an object that is not there
+    if isinstance(value, dict):  # Parquet may keep the fields of a missing object
         return any(field is not None for field in value.values())
     return bool(value)
 
@@ -107,7 +107,7 @@ def _text(value: dict[str, Any], key: str, keys: set[str]) -> str:
 
 
 def _check_text(text: str, key: str) -> str:
-    """Return `text` if it is valid: JSON can contain lone surrogates, a damaged file NUL bytes."""
+    """Return `text` if it is valid: JSON may contain lone surrogates, a damaged file NUL bytes."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -126,6 +126,7 @@ def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> Con
     if _is_conversation(value, asked, answered):
         return _read_prompted(number, value, asked, answered, keys)
     question, answer = _text(value, asked, keys), _text(value, answered, keys)
+    # The input of an Alpaca row follows its instruction.
     if value.get("input"):
         question = f"{question}\n\n{_text(value, 'input', keys)}"
     if not question.strip():
@@ -142,7 +143,7 @@ def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> Con
 
 
 def _is_conversation(value: dict[str, Any], asked: str, answered: str) -> bool:
-    """Return whether question and answer are messages rather than texts."""
+    """Return whether question and answer are messages instead of texts."""
     parts = (value.get(asked), value.get(answered))
     if any(isinstance(part, (list, dict)) for part in parts):
         return True
@@ -197,9 +198,10 @@ def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Conversati
     prompt = _add_system(value, prompt, keys)
     chosen = _join(prompt, _read_side(value, "chosen", "assistant", keys))
     rejected = _join(prompt, _read_side(value, "rejected", "assistant", keys))
+    # A pair without a difference has no gradient but would count in the mean.
     if chosen == rejected:
         return "'chosen' and 'rejected' are the same"
-    # Without a shared prompt the two answers reply to different questions.
+    # Without a shared prompt the two answers would reply to different questions.
     both = zip(chosen, rejected, strict=False)
     num_shared_turns = sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
     if not num_shared_turns:
@@ -216,7 +218,7 @@ def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Conversati
 def _add_system(
     value: dict[str, Any], turns: tuple[ConversationTurn, ...], keys: set[str]
 ) -> tuple[ConversationTurn, ...]:
-    """Return the turns preceded by the row's 'system', unless they have a system turn."""
+    """Return the turns with the row's 'system' in front, unless they have a system turn."""
     if not value.get("system") or _split_system(turns)[0]:
         return turns
     return (ConversationTurn(role="system", content=_text(value, "system", keys)), *turns)
@@ -232,13 +234,14 @@ def _split_system(
 def _join(
     prompt: tuple[ConversationTurn, ...], side: tuple[ConversationTurn, ...]
 ) -> tuple[ConversationTurn, ...]:
-    """Return prompt and side joined, or the side alone if it already begins with the prompt.
+    """Return prompt and side joined, or the side alone if it already starts with the prompt.
 
     The comparison ignores system turns and white space around texts. The side's own system turn
     takes precedence.
     """
     system, asked = _split_system(prompt)
     own, rest = _split_system(side)
+    # Some data sets repeat the prompt in each answer, with other white space.
     if [_bare(turn) for turn in rest[: len(asked)]] != [_bare(turn) for turn in asked]:
         rest = asked + rest
     return (own or system) + rest
@@ -277,7 +280,7 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         raise ValueError(f"message {place} should be an object, but is {name_kind(message)}")
     role, content = _get_either(message, "role", "from"), _get_either(message, "content", "value")
     if isinstance(role, str):
-        # ShareGPT and other sources have names of their own for the roles.
+        # ShareGPT and other sources use their own names for the roles.
         plain = role.lower()
         role = _ROLE_NAMES.get(plain, plain if plain in ROLES else role)
     if role is None:
@@ -285,6 +288,7 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
     if role not in ROLES:
         known = f"it must be one of {list(ROLES)}"
         raise ValueError(f"message {place} has the role {quote(str(role))}; {known}")
+    # Tables give every message all columns, so an empty call is no call.
     if any(_holds(message.get(key)) for key in CALL_KEYS):
         raise _Unsupported(f"message {place} calls a tool, which is not trained")
     weight = message.get("weight")
@@ -301,7 +305,7 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
 
 
 def _find_extra(place: int, message: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return texts beside role and content; the chat template may have a place for them."""
+    """Return other texts of a message, which the chat template may use."""
     return tuple(
         (key, _check_text(value, f"message {place}"))
         for key, value in message.items()
@@ -322,4 +326,5 @@ def _join_parts(place: int, parts: list[Any]) -> str:
         if not isinstance(text, str):
             raise ValueError(f"message {place} has a part without text; only text is trained")
         texts.append(text)
+    # OpenAI's format: the parts of a content are one text.
     return "".join(texts)

@@ -1,7 +1,7 @@
-"""The units of a batch: examples, each of one or more segments of tokens.
+"""Units of a batch: examples, each of one or more segments of tokens.
 
-An example is the unit of the data order: in supervised fine-tuning one row, or several rows with
-packing; in preference training one pair. A segment is a sequence of tokens that attends only to
+An example is the unit of the data order: one row in supervised fine-tuning, several rows with
+packing, one pair in preference training. A segment is a sequence of tokens that attends only to
 itself: attention never crosses its bounds.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-# Examples that do not fit any more, after which a micro-batch counts as full.
+# Number of misfits after which a micro-batch counts as full.
 _MAX_MISFITS = 64
 
 
@@ -28,7 +28,7 @@ class Segment:
     ids: npt.NDArray[np.int32]
     """Token ids (T,)."""
     is_target: npt.NDArray[np.bool_]
-    """Whether the prediction of each token counts (T,); never True for the first token."""
+    """Mask of the tokens whose prediction counts (T,); never True for the first token."""
 
     @property
     def num_targets(self) -> int:
@@ -72,7 +72,7 @@ class Examples(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class BatchPart:
     """Slice of a batch that one rank processes."""
 
     examples: Sequence[Example]
@@ -81,21 +81,22 @@ class Part:
     positions: Sequence[int]
     """Place of each example in the global order; keys its dropout masks."""
 
-    def pick(self, group: Sequence[int]) -> Part:
+    def pick(self, group: Sequence[int]) -> BatchPart:
         """Return some of the examples."""
-        return Part(
+        return BatchPart(
             examples=[self.examples[i] for i in group],
             places=[self.places[i] for i in group],
             positions=[self.positions[i] for i in group],
         )
 
 
-def choose_examples(examples: Examples, max_tokens: int) -> Part:
-    """Return the longest example, then the first ones that fit `max_tokens` in total.
+def choose_examples(examples: Examples, max_tokens: int) -> BatchPart:
+    """Return the longest example, then the first ones that fit into `max_tokens` in total.
 
-    Begins again at the first example where there are too few.
+    If there are too few examples, it starts again at the first one.
     """
     lengths = examples.num_tokens
+    # The longest one first: memory and compiled sizes must be those of the worst case.
     places = [int(lengths.argmax())]
     num_tokens = int(lengths[places[0]])
     num_misfits = 0
@@ -108,7 +109,7 @@ def choose_examples(examples: Examples, max_tokens: int) -> Part:
             num_misfits += 1
         if num_misfits > _MAX_MISFITS:
             break
-    return Part(
+    return BatchPart(
         examples=[examples[place] for place in places],
         places=places,
         positions=list(range(len(places))),

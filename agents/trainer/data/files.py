@@ -1,9 +1,9 @@
 """Read data files row by row, without holding a whole file in memory.
 
 Supports `.jsonl`, `.json` (a list, consecutive objects, or one object around a list; only the last
-is held as a whole), `.csv`, `.tsv`, `.txt` with one row per line, and `.parquet`.
-Invalid UTF-8 becomes lone surrogates, which are detected when the text is parsed, so that one bad
-byte costs its row and not the file.
+is held as a whole), `.csv`, `.tsv`, `.txt` with one row per line, and `.parquet`. Invalid UTF-8
+becomes lone surrogates, which are detected when the text is parsed: one bad byte costs its row, not
+the file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BLOCK_CHARS = 1 << 20
 # Longest object in a JSON list, or around one, in characters. Python's objects take up to 30 times
 # as many bytes.
 _MAX_CHARS = 1 << 25
-# Separators between values. Lenient about commas, because objects may also just follow each other.
+# Separators between values. Commas are optional, since objects may follow each other directly.
 _GAP = re.compile(r"[ \t\r\n,]*")
 
 
@@ -50,7 +50,7 @@ class FileReading:
     """Progress of reading."""
 
     done_bytes: int = 0
-    """Bytes read from disk so far; some are counted twice."""
+    """Bytes read from disk so far; some count twice."""
     unread: list[UnreadColumn] = field(default_factory=list)
     """Columns whose values are not read."""
 
@@ -59,11 +59,11 @@ def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
     """Yield the rows of one file.
 
     Args:
-        path: The file.
-        reading: Progress to update while reading.
+        path: the file.
+        reading: progress to update while reading.
 
     Raises:
-        ExpectedError: The file cannot be read, or cannot be split into rows.
+        ExpectedError: the file cannot be read, or cannot be split into rows.
     """
     reading = reading or FileReading()
     with _explaining_errors(path):
@@ -170,7 +170,7 @@ def _unfold(rows: Iterator[Raw]) -> Iterator[Raw]:
 
 
 def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterator[Raw]:
-    """Yield the values of a list, or those that stand one after the other."""
+    """Yield the values of a list, or consecutive values."""
     decoder = json.JSONDecoder()
     text = start.lstrip()
     is_list = text.startswith("[")
@@ -178,7 +178,7 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
         raise ExpectedError(f"{path} holds no list of rows.", "Write [{...}, {...}] or use .jsonl")
     place, number, ended = int(is_list), 0, False
     while True:
-        place = _GAP.match(text, place).end()  # type: ignore[union-attr] # it matches nothing, too
+        place = _GAP.match(text, place).end()  # type: ignore[union-attr] # it also matches an empty text
         if is_list and text.startswith("]", place):
             _expect_end(path, number + 1, text[place + 1 :], file)
             return
@@ -189,12 +189,12 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
         try:
             value, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
-            # Usually the value just continues in the next block. Reading doubles the text each
-            # time, so that a long value is not parsed again for every block.
-            may_go_on = isinstance(error, json.JSONDecodeError) and not ended
-            if may_go_on and len(text) - place > _MAX_CHARS:
+            # Usually the value continues in the next block. Each read doubles the text, so that a
+            # long value is not parsed again for every block.
+            may_continue = isinstance(error, json.JSONDecodeError) and not ended
+            if may_continue and len(text) - place > _MAX_CHARS:
                 raise _too_long(path, number + 1) from error
-            if not may_go_on:
+            if not may_continue:
                 raise _broken(path, number + 1, explain_bad_json(error)) from error
             block = file.read(max(_BLOCK_CHARS, len(text) - place))
             text, place, ended = text[place:] + block, 0, not block
@@ -208,7 +208,7 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
 
 
 def _expect_end(path: Path, number: int, text: str, file: io.TextIOWrapper) -> None:
-    """Raise if anything follows a list, because it would silently be ignored."""
+    """Raise if text follows a list, since it would be ignored silently."""
     while text:
         if text.strip():
             raise _broken(path, number, "more follows the end of the list")
@@ -268,7 +268,7 @@ def _refuse_doubled(path: Path, names: Sequence[str]) -> None:
 
 
 def _read_parquet(path: Path, reading: FileReading) -> Iterator[Raw]:
-    with path.open("rb"):  # its error of the system says more than the child's
+    with path.open("rb"):  # this system error says more than the child's
         before, size = reading.done_bytes, path.stat().st_size
     rows = read_parquet(path, reading.unread)
     with contextlib.closing(rows):  # type: ignore[type-var] # a generator

@@ -1,7 +1,7 @@
 """Find data and models on this node, or download them from the Hugging Face hub.
 
-Only one split of a data set is downloaded: the one to train on, or the one to evaluate with. The
-hub also keeps most data sets as Parquet (revision `refs/convert/parquet`, files
+Only one split of a data set is downloaded: the one for training or the one for evaluation. The hub
+also keeps most data sets as Parquet (revision `refs/convert/parquet`, files
 `CONFIG/train/0000.parquet`), which needs no code of the data set. Otherwise its own files are used.
 https://huggingface.co/docs/dataset-viewer/parquet
 """
@@ -29,37 +29,37 @@ _CONVERTED = "refs/convert/parquet"
 _STARTS = ("", "partial-")
 _OWN_FILES = [f"*{suffix}" for suffix in KINDS if suffix != ".md"]
 Download = Callable[..., str]
-"""Has the signature of `huggingface_hub.snapshot_download`."""
+"""Function with the signature of `huggingface_hub.snapshot_download`."""
 
 
 def find_model(path: str, spec: RunSpec | None = None) -> Path:
-    """Return the model's folder, downloaded from the hub if `path` is a hub id, and checked.
+    """Return the model's folder, checked, and downloaded if `path` is a hub id.
 
     Args:
-        path: Folder, or hub id.
-        spec: Run that trains the model; None: any other use.
+        path: folder or hub id.
+        spec: run that trains the model; None for any other use.
 
     Raises:
-        ExpectedError: The path is neither a folder nor a model on the hub, or not one that can be
+        ExpectedError: the path is neither a folder nor a model on the hub, or the model cannot be
             loaded.
     """
     folder = _find_folder(path, MODEL_FILES)
     found = inspect_model(folder)
-    if spec is None and quantization_of(found.config):  # what no run can train may still answer
-        usable = tuple(one for one in found.findings if one.kind != "quantized")
+    if spec is None and quantization_of(found.config):  # it cannot be trained, but it can generate
+        usable = tuple(finding for finding in found.findings if finding.kind != "quantized")
         found = replace(found, findings=usable)
     refuse_unusable(path, found, spec)
     return folder
 
 
 def refuse_unusable(name: str, model: ModelFolder, spec: RunSpec | None = None) -> None:
-    """Refuse a model whose files are damaged or not those of a causal language model.
+    """Reject a model whose files are damaged or are not those of a causal language model.
 
     Raises:
-        ExpectedError: The message names the file and what is wrong with it.
+        ExpectedError: the message names the file and its fault.
     """
     for refusal in find_refusals(name, model, spec):
-        # Else it begins with a key of the run file, which has no capital.
+        # Other messages start with a key of the run file, which stays in lower case.
         message = re.sub("^the model", "The model", refusal.message)
         raise ExpectedError(f"{message}.", refusal.hint)
 
@@ -68,8 +68,8 @@ def find_tokenizer(path: str) -> Path:
     """Return a folder with the model's tokenizer; like `find_model`, without the weights."""
     folder = _find_folder(path, TOKENIZER_FILES)
     found = inspect_model(folder, parts="tokenizer")
-    # Its data can be shown even if no run can train it.
-    broken = tuple(one for one in found.findings if one.kind == "tokenizer")
+    # Its data can be shown even if no run can train the model.
+    broken = tuple(finding for finding in found.findings if finding.kind == "tokenizer")
     refuse_unusable(path, replace(found, findings=broken))
     return folder
 
@@ -77,8 +77,10 @@ def find_tokenizer(path: str) -> Path:
 def _find_folder(path: str, patterns: list[str]) -> Path:
     folder = Path(path)
     if folder.is_dir():
+        # Code in a model's folder must never run.
         forbid(folder)
         return folder
+    # Not a hub id, so the hub is not asked.
     if folder.is_absolute() or path.count("/") > 1:
         raise ExpectedError(f"{path} does not exist.", "Check the model of the run file")
     from huggingface_hub import snapshot_download
@@ -95,13 +97,13 @@ def find_data(
     """Return the files of a path on this node, or of a data set `org/name` or `org/name:config`.
 
     Args:
-        name: Path or data set.
-        download: Downloads from the hub; None for the hub's own function.
-        held_out_from: The training data, if `name` is evaluation data. Selects the validation
-            split, else the test split, else everything.
+        name: path or data set.
+        download: downloads from the hub; None for the hub's own function.
+        held_out_from: training data, if `name` is evaluation data. Selects the validation split,
+            else the test split, else everything.
 
     Raises:
-        ExpectedError: Neither exists, or the training data set holds nothing out.
+        ExpectedError: neither exists, or the training data set has no held-out split.
     """
     held_out = held_out_from is not None
     path = Path(name)
@@ -169,14 +171,14 @@ def _find_converted(name: str, download: Download, *, held_out: bool) -> tuple[P
 def _try_converted(dataset: str, download: Download, *, held_out: bool) -> list[Path]:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    # The hub converts only the first part of large data sets, in folders named `partial-SPLIT`.
+    # Of a large data set the hub converts only the first part, in folders named `partial-SPLIT`.
     splits = [start + word for word in (HELD_OUT if held_out else ["train"]) for start in _STARTS]
     wanted = [f"*/{split}/*.parquet" for split in splits]
     try:
         folder = download(dataset, repo_type="dataset", revision=_CONVERTED, allow_patterns=wanted)
     except (HfHubHTTPError, LocalEntryNotFoundError):
         return []  # not every data set was converted
-    return sorted(file for one in wanted for file in Path(folder).glob(one))
+    return sorted(file for pattern in wanted for file in Path(folder).glob(pattern))
 
 
 def _choose_config(name: str, config: str, files: list[Path]) -> tuple[Path, ...]:

@@ -1,7 +1,7 @@
 """Download a model of the hub into its cache: `agents.program agents.trainer.data.hub_fetch JOB`.
 
-One PC does it for all nodes of a run, in its training environment, as a run would. Prints JSON
-lines of kind `progress`, and on an error one of kind `failed`.
+One PC downloads for all nodes of a run, in its training environment. Prints JSON lines of kind
+`progress`, and one of kind `failed` on an error.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from agents.errors import ExpectedError
 from agents.trainer.data.hub_words import HUB, MODEL_FILES, explain_download
 
 LOOK_S = 1.0
-"""Time between two looks at how far a download is, in seconds."""
+"""Time between two checks of a download's progress, in seconds."""
 _HUB_TIMEOUT_S = 10.0
 
 
 def fetch_model(model: str, report: Callable[[str], None]) -> None:
-    """Download what training needs of a model; what the cache has already is not asked for.
+    """Download the files of a model that training needs; cached ones are not requested.
 
     Args:
-        model: Hub id.
-        report: Called with a sentence when the share has changed.
+        model: hub id.
+        report: called with a sentence when the percentage has changed.
 
     Raises:
-        ExpectedError: The hub does not answer or gives nothing, or the disk has no room for it.
+        ExpectedError: the hub does not answer or refuses, or the disk is full.
     """
-    if Path(model).is_dir():  # which a run would take as well
+    if Path(model).is_dir():  # a run would use it, too
         return
     from huggingface_hub import snapshot_download
 
@@ -43,7 +43,7 @@ def fetch_model(model: str, report: Callable[[str], None]) -> None:
     try:
         lacking_bytes = _weigh(model, blobs)
     except Exception as error:
-        # A node without a network may have it all the same.
+        # A node without a network may still have it in the cache.
         with contextlib.suppress(Exception):
             snapshot_download(model, allow_patterns=MODEL_FILES, local_files_only=True)
             return
@@ -57,7 +57,7 @@ def fetch_model(model: str, report: Callable[[str], None]) -> None:
 
 
 def _weigh(model: str, blobs: Path) -> int:
-    """Ask the hub which files there are; return how many bytes of them the cache lacks."""
+    """Ask the hub for the list of files; return how many of their bytes the cache lacks."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import filter_repo_objects
 
@@ -66,6 +66,7 @@ def _weigh(model: str, blobs: Path) -> int:
     lacking = 0
     for name in filter_repo_objects(files, allow_patterns=MODEL_FILES):
         file = files[name]
+        # Names of blobs in the hub's cache: the hash of large files, else git's id.
         blob = file.lfs.sha256 if file.lfs else file.blob_id
         if not (blob and (blobs / blob).is_file()):
             lacking += file.size or 0
@@ -73,10 +74,10 @@ def _weigh(model: str, blobs: Path) -> int:
 
 
 def _require_room(model: str, blobs: Path, lacking_bytes: int) -> None:
-    """Check that the disk has room for a download.
+    """Check that the disk has space for a download.
 
     Raises:
-        ExpectedError: It has not; the message names the folder and both sizes.
+        ExpectedError: it has not; the message names the folder and both sizes.
     """
     place = next(folder for folder in (blobs, *blobs.parents) if folder.exists())
     free_bytes = shutil.disk_usage(place).free
@@ -93,17 +94,18 @@ def _require_room(model: str, blobs: Path, lacking_bytes: int) -> None:
 def _watched(
     model: str, blobs: Path, lacking_bytes: int, report: Callable[[str], None]
 ) -> Iterator[None]:
-    """Report inside the block how far the download is, by what its files hold."""
+    """Report the progress of a download inside the block, by the size of its files."""
     ended = threading.Event()
     begun_bytes = _held_bytes(blobs)
 
     def watch() -> None:
-        told = -1
+        reported = -1
         while lacking_bytes and not ended.wait(LOOK_S):
             done = min(max(_held_bytes(blobs) - begun_bytes, 0), lacking_bytes)
             percent = 100 * done // lacking_bytes
-            if percent != told:
-                told = percent
+            # At most one line per percent.
+            if percent != reported:
+                reported = percent
                 report(f"downloading {model}: {percent} % of {_gib(lacking_bytes)}")
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -119,7 +121,7 @@ def _held_bytes(blobs: Path) -> int:
     total = 0
     with contextlib.suppress(FileNotFoundError):
         for blob in blobs.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # renamed in the meantime
                 total += blob.stat().st_size
     return total
 

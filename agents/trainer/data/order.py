@@ -1,9 +1,9 @@
 """Choose the rows of each step, as a pure function of seed, epoch and global step.
 
-Ranks play no part, so the order is the same on any number of GPUs, and the position in the data is
+Ranks do not matter, so the order is the same on any number of GPUs, and the position in the data is
 one integer. Epochs are laid end to end and split into batches, so every batch is full: the last
-batch of an epoch takes its missing rows from the next one, and the last batch of a run may reach a
-few rows into an epoch that was not requested.
+batch of an epoch takes its missing rows from the next one, and the last batch of a run may contain
+a few rows of an epoch that was not requested.
 
 Only the raw stream of NumPy's Philox is used, which NumPy guarantees never to change. It gives no
 such guarantee for `permutation`.

@@ -1,9 +1,9 @@
 """Pack rows into sequences of a fixed size with best-fit decreasing.
 
-The number of sequences is at most 11/9 of the optimum plus one (Johnson 1973), and ordinary
-lengths fill them to 98 % or more. The result is a pure function of the lengths. The space left in
-a sequence is a small integer, so a bit mask finds the fullest sequence that fits: ten million rows
-take seconds rather than hours.
+The number of sequences is at most 11/9 of the optimum plus one (Johnson 1973), and ordinary lengths
+fill them to 98 % or more. The result is a pure function of the lengths. The free space of a
+sequence is a small integer, so a bit mask finds the fullest sequence that fits: ten million rows
+take seconds instead of hours.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def pack(
     """
     by_length = np.argsort(-lengths.astype(np.int64), kind="stable")
     pack_of = np.empty(len(lengths), dtype=np.int64)
-    open_packs = [array("q") for _ in range(capacity + 1)]  # by the space that is left
-    mask = 0  # bit r is set if some pack has space r left
+    open_packs = [array("q") for _ in range(capacity + 1)]  # by free space
+    mask = 0  # bit r is set if a pack has free space r
     num_packs = 0
     for start in range(0, len(by_length), _AT_ONCE):
         rows = by_length[start : start + _AT_ONCE]
@@ -40,7 +40,7 @@ def pack(
         for length in lengths[rows].tolist():
             fitting = mask >> length
             if fitting:
-                # The lowest set bit is the smallest space that fits, that is the fullest pack.
+                # The lowest set bit is the smallest space that fits, so the fullest pack.
                 room = length + (fitting & -fitting).bit_length() - 1
                 place = open_packs[room].pop()
                 if not open_packs[room]:

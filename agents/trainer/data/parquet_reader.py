@@ -1,9 +1,9 @@
 """Read a Parquet file in a process of limited memory: `agents.program MODULE FILE`.
 
-A few kilobytes of Parquet can unpack to many gigabytes, and pyarrow allocates them before anybody
-can look. So it unpacks in a child, whose memory is limited, and which sends rows as lines of JSON:
-first one about columns, then lists of rows. A child that runs out of memory is an error of the
-file; whoever reads it goes on.
+A few kilobytes of Parquet can unpack to many gigabytes, and pyarrow allocates them before any check
+is possible. So a child with limited memory unpacks the file and sends JSON lines: first one about
+columns, then lists of rows. A child that runs out of memory is an error of the file; its reader
+survives.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from agents.shared.data.files import MAX_LINE_CHARS
 from agents.shared.data.meaning import find_kind, is_media
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from agents.state import archive_path
-from agents.trainer.data.memory_limit import limit_memory
 
 MEMORY_BYTES = 768 << 20
-"""Memory that the child may take beyond what its libraries take."""
+"""Memory that the child may take in addition to its libraries, in bytes."""
 _MODULE = "agents.trainer.data.parquet_reader"
 _BLOCK_BYTES = 1 << 20
 _ROWS_AT_ONCE = 256
 _BATCH_BYTES = 16 << 20
 _SENT_BYTES = 4 << 20
-# Texts compress to a third or a tenth; a file that unpacks to far more is made to fill memory.
+# Texts compress to a third or a tenth; a file that unpacks to far more is an attack on memory.
 _MAX_UNPACKED_BYTES = 256 << 20
 _MAX_UNPACKED_TIMES = 200
 _LEAST_ROW_BYTES = 16
@@ -44,7 +43,7 @@ _TOO_LARGE = "Write it again with smaller row groups and pages, or as .jsonl"
 
 
 class UnreadColumn(tuple[str, str, int, bool]):
-    """Meaning, name, number of rows that hold something, and whether the data is refused for it."""
+    """Meaning, name, number of non-empty rows, and whether the column makes the data unusable."""
 
     __slots__ = ()
 
@@ -52,20 +51,21 @@ class UnreadColumn(tuple[str, str, int, bool]):
 def read_parquet(
     path: Path, columns: list[UnreadColumn], memory_bytes: int | None = None
 ) -> Iterator[tuple[Any, float]]:
-    """Yield each row, or ValueError in place of a broken one, with the share read so far.
+    """Yield each row, or ValueError for a broken one, with the fraction read so far.
 
     Args:
-        path: The file.
-        columns: Gets the columns whose values are not read, before the first row.
-        memory_bytes: Memory that unpacking may take; None: `MEMORY_BYTES`.
+        path: the file.
+        columns: list that receives the unread columns before the first row.
+        memory_bytes: memory for unpacking, in bytes; `MEMORY_BYTES` if None.
 
     Raises:
-        ExpectedError: The file cannot be read, or unpacks to more than its size explains.
+        ExpectedError: the file cannot be read, or unpacks to more than its size justifies.
     """
     memory_bytes = memory_bytes or MEMORY_BYTES
     environ = {
         **python_environ(os.environ, archive_path()),
-        "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve memory that would count
+        "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve memory, which would count
+        # Each thread's stack and arena would count against the limit.
         "OMP_NUM_THREADS": "1",
     }
     with tempfile.TemporaryFile() as errors:
@@ -84,13 +84,14 @@ def read_parquet(
                 said = json.loads(line)
                 if "failed" in said:
                     raise ExpectedError(*said["failed"])
-                columns += [UnreadColumn(one) for one in said.get("columns", ())]
+                columns += [UnreadColumn(column) for column in said.get("columns", ())]
                 is_ended = said.get("ended", False)
                 for is_row, value in said.get("rows", ()):
                     yield (value if is_row else ValueError(value)), said["share"]
-            if not is_ended:  # killed by the limit, in a library that does not expect it
+            if not is_ended:  # killed by the limit in a library that cannot handle it
                 raise _too_large(path, memory_bytes)
         finally:
+            # The reader may stop early, while the child still writes.
             child.kill()
             child.stdout.close()
             child.wait()
@@ -100,6 +101,23 @@ def _too_large(path: Path, memory_bytes: int) -> ExpectedError:
     return ExpectedError(
         f"{path} takes more than {memory_bytes >> 20} MB of memory to unpack.", _TOO_LARGE
     )
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Let this process allocate `num_bytes` more; beyond that it raises MemoryError.
+
+    Linux only: other systems do not report the current size; there nothing is limited.
+    """
+    import resource
+
+    try:
+        # The sixth field is the size of data and stack in pages, which RLIMIT_DATA counts. Reserved
+        # address space does not count: allocators reserve much for each of many threads.
+        taken = int(Path("/proc/self/statm").read_text("ascii").split()[5])
+    except (OSError, ValueError):
+        return
+    limit = taken * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 # ---------------------------------------------------------------- in the child
@@ -120,7 +138,7 @@ def _send(**fields: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has no form for: dates and numbers as text, bytes by their length."""
+    """Return values without a JSON form as texts, and bytes as their length."""
     return {BYTES: len(value)} if isinstance(value, (bytes, bytearray)) else str(value)
 
 
@@ -130,7 +148,7 @@ def _send_rows(path: Path, memory_bytes: int) -> None:
 
     limit_memory(memory_bytes)
     try:
-        # With pre_buffer a whole row group would be in memory, which may be the whole file.
+        # With pre_buffer a whole row group would be in memory, possibly the whole file.
         with pq.ParquetFile(path, buffer_size=_BLOCK_BYTES, pre_buffer=False) as file:
             _refuse_claims(path, file.metadata)
             names = _choose_columns(path, file)
@@ -147,7 +165,7 @@ def _send_rows(path: Path, memory_bytes: int) -> None:
 
 
 def _refuse_claims(path: Path, metadata: Any) -> None:
-    """Refuse a file that claims more rows than its bytes could hold."""
+    """Reject a file that claims more rows than its bytes can hold."""
     if metadata.num_rows * _LEAST_ROW_BYTES > _most_unpacked(path):
         raise ExpectedError(
             f"{path} claims {metadata.num_rows:,} rows in {path.stat().st_size:,} bytes.",
@@ -160,7 +178,7 @@ def _most_unpacked(path: Path) -> int:
 
 
 def _choose_columns(path: Path, file: Any) -> list[str]:
-    """Return the columns to read: what is learned, and what may change its meaning."""
+    """Return the columns to read: those that are learned, and those that may change the meaning."""
     names = file.schema_arrow.names
     doubled = [name for name, count in Counter(names).items() if count > 1 and name in KNOWN_KEYS]
     if doubled:
@@ -186,7 +204,9 @@ def _choose_columns(path: Path, file: Any) -> list[str]:
         for field in others
         if field.name in TOOL_KEYS or find_kind(field.name).kind != "unknown"
     ]
-    return learned + meant + _find_media(file, [one for one in others if one.name not in meant])
+    return (
+        learned + meant + _find_media(file, [field for field in others if field.name not in meant])
+    )
 
 
 def _holds_bytes(kind: Any) -> bool:
@@ -214,10 +234,10 @@ def _list_unread(file: Any, names: Sequence[str]) -> list[tuple[str, str, int, b
 
 
 def _find_media(file: Any, fields: Sequence[Any]) -> list[str]:
-    """Return the columns of unknown names whose first values are names of pictures or the like."""
+    """Return columns with unknown names whose first values are file names of media."""
     import pyarrow as pa
 
-    texts = [one.name for one in fields if pa.types.is_string(one.type)]
+    texts = [field.name for field in fields if pa.types.is_string(field.type)]
     if not texts:
         return []
     for batch in file.iter_batches(batch_size=_JUDGED_ROWS, columns=texts):
@@ -227,7 +247,7 @@ def _find_media(file: Any, fields: Sequence[Any]) -> list[str]:
 
 
 def _count_held(metadata: Any, name: str) -> int:
-    """Return how many rows of a column hold something, by the statistics of its first leaf."""
+    """Return the number of non-null rows of a column, by the statistics of its first leaf."""
     held = 0
     for group in (metadata.row_group(place) for place in range(metadata.num_row_groups)):
         for place in range(group.num_columns):
@@ -247,6 +267,7 @@ def _send_batches(path: Path, file: Any, names: list[str]) -> None:
     for batch in file.iter_batches(batch_size=_choose_batch(file.metadata), columns=names):
         step = max(1, batch.num_rows * _SENT_BYTES // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, step):
+            # Only a slice as Python objects: they take many times the bytes of the batch.
             rows = [_wrap(row) for row in _list_values(batch.slice(start, step))]
             sent_rows += len(rows)
             sent_bytes += sum(len(row) for row in rows)
@@ -261,9 +282,11 @@ def _send_batches(path: Path, file: Any, names: list[str]) -> None:
 
 
 def _choose_batch(metadata: Any) -> int:
-    """Return how many rows are unpacked at once: fewer where they are long."""
+    """Return the number of rows that are unpacked at once: fewer for long rows."""
     groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
-    row_bytes = max((one.total_byte_size / max(1, one.num_rows) for one in groups), default=1.0)
+    row_bytes = max(
+        (group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0
+    )
     return max(1, min(_ROWS_AT_ONCE, int(_BATCH_BYTES / max(1.0, row_bytes))))
 
 
@@ -275,15 +298,13 @@ def _wrap(row: Any) -> str:
 
 
 def _list_values(batch: Any) -> list[Any]:
-    """Return the rows of a batch, with an error in place of a row with invalid text.
-
-    pyarrow fails for the whole batch, so the row is located by halving it.
-    """
+    """Return the rows of a batch, with an error in place of a row with invalid text."""
     try:
         rows: list[Any] = batch.to_pylist()
         return rows
     except UnicodeDecodeError as error:
         if batch.num_rows == 1:
             return [ValueError(f"byte 0x{error.object[error.start]:02x} is not UTF-8")]
+    # pyarrow fails for the whole batch, so the row is located by halving it.
     halves = (batch.slice(0, batch.num_rows // 2), batch.slice(batch.num_rows // 2))
     return [row for half in halves for row in _list_values(half)]

@@ -1,9 +1,9 @@
-"""Preview what a run will learn: the detected format, sizes, and three rendered rows.
+"""Preview the training data of a run: the detected format, sizes, and three rendered rows.
 
-The agent starts this program before a run:
-`agents.program agents.trainer.data.preview JOB.json REPORT.json`. It prints JSON lines of kind
-`progress`, and one of kind `failed` on an error. Rows are tokenized into the cache that the run
-uses, so the time is not lost. A run's first rank writes the same report into its journal.
+The agent starts this program before a run: `agents.program agents.trainer.data.preview JOB.json
+REPORT.json`. It prints JSON lines of kind `progress`, and one of kind `failed` on an error. Rows
+are tokenized into the cache that the run uses, so the time is not lost. A run's first rank writes
+the same report into its journal.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from agents.trainer.data.cache import load_examples, tokenize_kept
 from agents.trainer.data.conversations import ConversationRow
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.hub import find_data, find_tokenizer
-from agents.trainer.data.memory_limit import limit_memory
+from agents.trainer.data.parquet_reader import limit_memory
 from agents.trainer.data.rows import DataFiles, RefusedData, RowReader
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokenizer import load_tokenizer
 
 NUM_SHOWN = 3
-# Memory that a preview may take beyond its libraries. It runs beside a person's other programs.
+# Memory that a preview may take in addition to its libraries: it runs next to the user's programs.
 _MEMORY_BYTES = 3 << 30
-# Rows that the quick preview reads.
+# Number of rows that the quick preview reads.
 _NUM_READ = 64
-# Rows whose columns the quick preview judges, and the characters at which it stops.
+# Number of rows whose columns the quick preview judges, and of characters at which it stops.
 _NUM_JUDGED = 1000
 _MAX_READ_CHARS = 1 << 23
-# Tokens shown of one conversation. The rest is only counted.
+# Maximum number of shown tokens of a conversation. The rest is only counted.
 _MAX_TOKENS = 256
-# Tokens shown from the first learned one on.
+# Minimum number of tokens shown from the first learned one on.
 _MIN_LEARNED = 32
 _REPORT_INTERVAL_S = 1.0
 
@@ -93,14 +93,14 @@ def describe_first(
     """Return the preview of the first rows alone, which takes the same time for data of any size.
 
     Args:
-        spec: Run spec.
-        tokenizer: The model's tokenizer.
-        files: The data files.
-        plain_template: Whether the tokenizer lacks a chat template.
-        findings: What more rows than these have shown.
+        spec: run spec.
+        tokenizer: the model's tokenizer.
+        files: data files.
+        plain_template: True if the tokenizer lacks a chat template.
+        findings: findings from more rows than these.
 
     Raises:
-        ExpectedError: The data cannot be read, or none of its first rows is usable.
+        ExpectedError: the data cannot be read, or all of its first rows are unusable.
     """
     tally = Tally(name=files.name)
     reader = RowReader(
@@ -113,13 +113,13 @@ def describe_first(
     rows = iter(reader)
     first = list(_take(rows, _NUM_READ))
     kept = list(tokenize_kept(iter(first), reader, tally, tokenizer, spec.sequence_tokens))
-    # The limit of malformed rows is a share of all rows, so it cannot be checked on the first ones.
+    # The limit of malformed rows is a fraction of all rows: it cannot be checked on the first ones.
     if len(first) < _NUM_READ or not kept:
         tally.check_usable(len(kept))
     sizes = [sum(len(segment.ids) for segment in row.segments) for row in kept]
     num_rows, num_skipped, num_malformed = tally.num_rows, tally.num_skipped, tally.num_malformed
     skipped = _name(tally.named)
-    for _ in _take(rows, _NUM_JUDGED - len(first)):  # what columns mean shows in more rows
+    for _ in _take(rows, _NUM_JUDGED - len(first)):  # the meaning of columns needs more rows
         pass
     return DataPreview(
         format=reader.format,
@@ -142,7 +142,7 @@ def describe_first(
 
 
 def _take(rows: Iterator[ConversationRow], count: int) -> Iterator[ConversationRow]:
-    """Yield the next rows, fewer where they are very long."""
+    """Yield the next rows, fewer if they are very long."""
     num_chars = 0
     for row in islice(rows, count):
         yield row
@@ -153,8 +153,8 @@ def _take(rows: Iterator[ConversationRow], count: int) -> Iterator[ConversationR
 
 def _name(rows: tuple[Skipped, ...] | list[Skipped]) -> tuple[NamedRow, ...]:
     return tuple(
-        NamedRow(row=one.row, reason=one.reason, file=one.file, malformed=one.malformed)
-        for one in rows
+        NamedRow(row=row.row, reason=row.reason, file=row.file, malformed=row.malformed)
+        for row in rows
     )
 
 
@@ -174,7 +174,7 @@ def show_row(tokenizer: Any, segments: tuple[Segment, ...]) -> ShownRow:
 
 
 def _cut_parts(tokenizer: Any, segment: Segment) -> tuple[ShownPart, ...]:
-    """Return the beginning, and the first learned part if the beginning has none."""
+    """Return the beginning, and the first learned part if the beginning has no learned token."""
     first = int(np.argmax(segment.is_target))
     if first <= _MAX_TOKENS - _MIN_LEARNED:
         return _part(tokenizer, segment, 0, _MAX_TOKENS)
@@ -215,11 +215,11 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
     """Return the preview that a job requests.
 
     Args:
-        job: Run spec with the paths of model and data.
-        home: The agent's home folder, which holds the caches of tokens and hashes.
+        job: run spec with the paths of model and data.
+        home: the agent's home folder, which holds the caches of tokens and hashes.
 
     Raises:
-        ExpectedError: The tokenizer or the data is unusable.
+        ExpectedError: the tokenizer or the data is unusable.
     """
     tokenizer, plain = load_tokenizer(find_tokenizer(job.model_path))
     files = find_data(job.train_path, held_out_from=job.held_out_from)

@@ -1,8 +1,8 @@
 """Read the rows of a file, or of all data files of a folder in order.
 
 If a folder has both training files (`train.jsonl`) and held-out files (`test.jsonl`,
-`validation.jsonl`), only one kind is read; otherwise all files are. Rows are numbered across
-files. Skipped rows go to the tally, which decides how many are too many.
+`validation.jsonl`), only one kind is read; otherwise all files are. Rows are numbered across files.
+The tally counts skipped rows and decides how many are too many.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
 
-# Rows between two checks whether the data means something that is not trained.
+# Number of rows between two checks for data that would be trained wrongly.
 _CHECKED_ROWS = 1000
 
 
@@ -58,14 +58,15 @@ def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
     """Return the file, or the data files in and below the folder, sorted by name.
 
     Args:
-        path: File or folder.
-        held_out: Whether to select the held-out files of a folder that has them beside training
-            files. See `splits` for how they are distinguished.
+        path: file or folder.
+        held_out: True selects the held-out files of a folder that also has training files. See
+            `splits` for the distinction.
 
     Raises:
-        ExpectedError: There is no file, or a folder has files of several kinds.
+        ExpectedError: the file is missing, or a folder has files of several kinds.
     """
     found = list_files(path)
+    # A folder may mix training and held-out files of one data set.
     if path.is_dir():
         train, other = (choose_split(path, found, held_out=side) for side in (False, True))
         if train and other:
@@ -78,7 +79,7 @@ def list_files(path: Path) -> list[Path]:
     """Return the file, or all data files in and below the folder, sorted by name.
 
     Raises:
-        ExpectedError: The path does not exist, or a file is compressed.
+        ExpectedError: the path does not exist, or a file is compressed.
     """
     if not path.exists():
         raise ExpectedError(f"{path} does not exist.", "Check data.train of the run file")
@@ -100,7 +101,7 @@ def require_one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
     """Return the files if all are of one kind.
 
     Raises:
-        ExpectedError: There are several kinds, or no files.
+        ExpectedError: there are several kinds, or no files.
     """
     if not found:
         raise ExpectedError(
@@ -108,15 +109,15 @@ def require_one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
         )
     kinds = Counter(KINDS[file.suffix.lower()] for file in found)
     if len(kinds) > 1:
-        said = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         raise ExpectedError(
-            f"{name} holds data files of several kinds: {said}.", "Keep files of one kind in it"
+            f"{name} holds data files of several kinds: {counts}.", "Keep files of one kind in it"
         )
     return tuple(found)
 
 
 def _refuse_json(path: Path, value: Any) -> None:
-    """Raise for a .txt with rows of JSON: nobody wants to train on its braces."""
+    """Raise for a .txt with rows of JSON, whose braces would be learned."""
     try:
         row = json.loads(value["text"]) if value else None
     except (ValueError, RecursionError):
@@ -132,12 +133,12 @@ class RowReader:
     """Iterates once over all rows.
 
     Args:
-        files: Files to read.
+        files: files to read.
         data_format: `auto`, or the format of all rows.
-        objective: Decides which formats are read.
-        tally: Collects skipped rows.
-        ignored: Columns of rows and keys of messages to read the data without.
-        enforce: Whether data that would be trained wrongly is refused.
+        objective: objective, which determines the supported formats.
+        tally: collects skipped rows.
+        ignored: columns of rows and keys of messages to leave out.
+        enforce: True rejects data that would be trained wrongly.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class RowReader:
         """Yield the usable rows.
 
         Raises:
-            ExpectedError: A file cannot be read, or its format does not suit the objective.
+            ExpectedError: a file cannot be read, or its format does not suit the objective.
         """
         if self.format != "auto":
             self._expect_format()
@@ -200,10 +201,10 @@ class RowReader:
 
     @property
     def findings(self) -> tuple[DataFinding, ...]:
-        """What the rows read so far mean beyond what is learned of them."""
+        """Findings of the rows read so far: content that is not learned."""
         found = []
-        for one in self._meanings.find():
-            merged = self._tally.merge_template(one)
+        for finding in self._meanings.find():
+            merged = self._tally.merge_template(finding)
             if merged is not None:
                 found.append(self._place(merged))
         return sort_findings((*found, *self._tally.find_cut()))
@@ -215,6 +216,7 @@ class RowReader:
         return place_finding(found, named.row, named.file)
 
     def _refuse_wrong(self) -> None:
+        # A preview does not enforce: it shows the rows together with the finding.
         if self._enforce and refusals(self._meanings.find()):
             raise RefusedData(self._files.name, self.findings)
 
@@ -224,6 +226,7 @@ class RowReader:
         try:
             if isinstance(value, ValueError):
                 raise value
+            # Before ignored columns are removed: the findings list those, too.
             if isinstance(value, dict) and self.format != "auto":
                 self._meanings.add(value, self.format, number)
             whole = value
@@ -238,18 +241,18 @@ class RowReader:
         return Skipped(row=number, reason=row) if isinstance(row, str) else row
 
     def _without_ignored(self, value: Any) -> Any:
-        """Return a row without the columns, and its messages without the keys, to leave out."""
+        """Return a row without ignored columns, and its messages without ignored keys."""
         if isinstance(value, dict):
             return {
                 key: self._without_ignored(part) if isinstance(part, (list, dict)) else part
                 for key, part in value.items()
                 if key not in self._ignored
             }
-        return [self._without_ignored(one) for one in value] if isinstance(value, list) else value
+        return [self._without_ignored(part) for part in value] if isinstance(value, list) else value
 
     @property
     def share(self) -> float:
-        """Share of the data read so far, 0 to 1, accurate to one block."""
+        """Fraction of the data read so far, 0 to 1, accurate to one block."""
         return min(1.0, self._reading.done_bytes / max(1, self._size_bytes))
 
     def skip(self, skipped: Skipped) -> None:
@@ -261,7 +264,7 @@ class RowReader:
         self._tally.truncate(self._name_file(Skipped(row=row, reason=f"{num_tokens} tokens")), row)
 
     def count_tokens(self, row: int, num_tokens: int, num_cut: int) -> None:
-        """Count the tokens of a row, and how many of them are behind the maximum length."""
+        """Count the tokens of a row, and those beyond the maximum length."""
         self._tally.count_tokens(self._names[self._find_file(row)], num_tokens, num_cut)
 
     def _find_file(self, row: int) -> int:

@@ -22,10 +22,10 @@ def choose_split(folder: Path, files: Iterable[Path], *, held_out: bool) -> list
     """Return the files of one split; empty if no file name names it.
 
     Args:
-        folder: Folder of the data set; its own name does not count.
-        files: Files at any depth below it.
-        held_out: Whether to select the validation split, or the test split if there is none,
-            instead of the training split.
+        folder: folder of the data set; its own name does not count.
+        files: files at any depth below it.
+        held_out: True selects the validation split, or the test split if it is missing, instead of
+            the training split.
     """
     found = [(file, _find_split(file.relative_to(folder))) for file in files]
     for wanted in ("validation", "test") if held_out else ("train",):

@@ -48,11 +48,11 @@ class ExampleSet:
     """The examples of a run, mapped from disk; see `agents.trainer.data.examples.Examples`.
 
     Args:
-        folder: Folder that `write_examples` and `write_about` have written.
-        weighs_tokens: Whether a batch counts the targets of an example; else it counts examples.
+        folder: folder that `write_examples` and `write_about` have written.
+        weighs_tokens: True if a batch counts the targets of an example, else it counts examples.
 
     Raises:
-        OSError: The folder is missing or incomplete.
+        OSError: the folder is missing or incomplete.
     """
 
     def __init__(self, folder: Path, *, weighs_tokens: bool = True) -> None:
@@ -67,22 +67,22 @@ class ExampleSet:
         self.format: str = about["format"]
         """Format of the rows, as requested or detected."""
         self.vocab_size: int = sizes["words"]
-        """Largest token id + 1, the vocabulary that the model needs."""
+        """Size of the vocabulary that the model needs: the largest token id + 1."""
         self.num_rows: int = about["num_rows"]
-        """Number of rows of the data, with skipped ones."""
+        """Number of rows of the data, including skipped ones."""
         self.num_skipped: int = about["num_skipped"]
         self.num_malformed: int = about["num_malformed"]
         self.num_truncated: int = about["num_truncated"]
-        self.skipped = tuple(Skipped(**one) for one in about["skipped"])
+        self.skipped = tuple(Skipped(**row) for row in about["skipped"])
         """First skipped rows."""
-        self.truncated = tuple(Skipped(**one) for one in about["truncated"])
+        self.truncated = tuple(Skipped(**row) for row in about["truncated"])
         """First truncated rows; the reason is their length."""
-        self.findings = tuple(DataFinding(**one) for one in about["findings"])
+        self.findings = tuple(DataFinding(**finding) for finding in about["findings"])
         self.num_tokens: npt.NDArray[np.int32] = arrays["num_tokens"]
         self.num_targets: npt.NDArray[np.int32] = arrays["num_targets"]
         self.weights = self.num_targets if weighs_tokens else np.ones_like(self.num_targets)
         self.labels: npt.NDArray[np.float32] | None = arrays.get(_LABELS)
-        """Label of each row (N,), where the format gives rows one."""
+        """Label of each row (N,); None if the format has no labels."""
         self._tokens, self._starts = arrays["tokens"], arrays["starts"]
         self._rows, self._order, self._first = arrays["rows"], arrays["order"], arrays["first"]
 
@@ -109,9 +109,10 @@ class ExampleSet:
 
 
 def _map(path: Path, kind: type, size: int) -> npt.NDArray[Any]:
-    # A damaged entry shows in the sizes of its files, and is then made again.
+    # Damage shows in the file sizes; a damaged entry is written again.
     if path.stat().st_size != size * np.dtype(kind).itemsize:
-        raise OSError(f"{path} has not the size that {_ABOUT} names")
+        raise OSError(f"{path} does not have the size that {_ABOUT} names")
+    # A plain view: every slice of a memmap would be a slow memmap object.
     return np.memmap(path, dtype=kind, mode="r", shape=(size,)).view(np.ndarray)
 
 
@@ -130,6 +131,7 @@ class _Column:
 
     def close(self) -> None:
         self._file.flush()
+        # The rename that completes an entry must not reach the disk before its content.
         os.fsync(self._file.fileno())
         self._file.close()
 
@@ -140,12 +142,12 @@ def write_examples(
     """Write all arrays into the new `folder`; return the size of each, and `words` (`vocab_size`).
 
     Args:
-        folder: New folder.
-        rows: Tokenized rows.
-        capacity: Maximum number of tokens of a pack; None to make each row an example.
+        folder: new folder.
+        rows: tokenized rows.
+        capacity: maximum number of tokens of a pack; None makes each row an example.
 
     Raises:
-        ExpectedError: The disk is full.
+        ExpectedError: the disk is full.
     """
     with _explaining_errors(folder):
         folder.mkdir(parents=True)
@@ -172,6 +174,7 @@ def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
     for row in rows:
         for segment in row.segments:
             ids = segment.ids
+            # The complement of an id is negative, even of id 0.
             columns["tokens"].add(np.where(segment.is_target, ~ids, ids))
             columns["starts"].add(columns["tokens"].size)
             columns["rows"].add(segment.row)
@@ -189,7 +192,7 @@ def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
 
 
 def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -> None:
-    """Write the segments of each example, and each example's counts."""
+    """Write the segments and the counts of each example."""
     if not sizes["rows"]:
         return
     lengths = np.diff(_map(folder / "starts", np.int64, sizes["starts"])).astype(np.int32)
@@ -198,6 +201,7 @@ def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -
     order = np.arange(len(lengths), dtype=np.int64)
     if capacity is not None:
         order, first = pack(lengths, capacity)
+        # A pack has the targets of all its rows.
         num_targets = np.add.reduceat(num_targets[order], first[:-1]).astype(np.int32)
     num_tokens = np.add.reduceat(lengths[order], first[:-1]).astype(np.int32)
     made: dict[str, npt.NDArray[Any]] = {
@@ -207,7 +211,7 @@ def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -
     }
     made["first"] = np.array(first)
     for name, values in made.items():
-        # A new file, because the arrays above are still mapped from the old one.
+        # A new file, since the arrays above are still mapped from the old one.
         (folder / name).unlink(missing_ok=True)
         column = _Column(folder, name)
         column.add(values)
@@ -230,9 +234,9 @@ def write_about(
         "num_skipped": tally.num_skipped,
         "num_malformed": tally.num_malformed,
         "num_truncated": tally.num_truncated,
-        "skipped": [asdict(one) for one in tally.named],
-        "truncated": [asdict(one) for one in tally.truncated],
-        "findings": [asdict(one) for one in findings],
+        "skipped": [asdict(row) for row in tally.named],
+        "truncated": [asdict(row) for row in tally.truncated],
+        "findings": [asdict(finding) for finding in findings],
     }
     try:
         with (folder / _ABOUT).open("w", encoding="ascii") as file:

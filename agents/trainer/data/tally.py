@@ -1,9 +1,9 @@
 """Count skipped rows, and decide when there are too many.
 
-A row that is malformed or has nothing to learn is skipped and counted; the first 20 are listed with
-their reasons. If more than 10 rows and more than 5 % of all rows are malformed, the format was
-probably misjudged, and nothing is trained. A file that cannot be split into rows at all, such as a
-CSV file with an open quote, is refused by its reader.
+A row that is malformed or has no target is skipped and counted; the first 20 are listed with their
+reasons. If more than 10 rows and more than 5 % of all rows are malformed, the format was probably
+misjudged, and training stops before it starts. A file that cannot be split into rows, such as a CSV
+file with an open quote, is rejected by its reader.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Skipped:
     """Line of the file, or index in its list, from 1."""
     reason: str
     malformed: bool = False
-    """Whether the row is malformed, rather than without anything to learn."""
+    """True if the row is malformed, False if it only has no target."""
     file: str = ""
     """Name of its file; empty if there is only one."""
     num_tokens: int = 0
-    """Tokens of a row that is skipped because none of its targets is within the maximum length."""
+    """Number of tokens of a row skipped because its targets exceed the maximum length."""
 
     @property
     def in_words(self) -> str:
@@ -46,8 +46,8 @@ class Skipped:
 class FirstRows:
     """Keeps the first rows in order, although they arrive out of order.
 
-    Rows are read ahead and tokenized in groups, so a later row may be skipped by the reader before
-    an earlier one is skipped by the tokenizer.
+    Rows are read ahead and tokenized in groups, so the reader may skip a later row before the
+    tokenizer skips an earlier one.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -60,6 +60,7 @@ class FirstRows:
         at = bisect.bisect(self._places, place)
         self.rows.insert(at, row)
         self._places.insert(at, place)
+        # The last of a full list is dropped again if the new row came after it.
         del self.rows[self._max :], self._places[self._max :]
 
 
@@ -77,9 +78,9 @@ class Tally:
     num_truncated: int = 0
     """Number of rows truncated to the maximum sequence length."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Rows by the key of their messages that the chat template leaves out."""
+    """Number of rows per message key that the chat template leaves out."""
     template_keys: Counter[str] = field(default_factory=Counter)
-    """Rows by the key of their messages that the chat template got."""
+    """Number of rows per message key that the chat template received."""
     _tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
     _skipped: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
     _truncated: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
@@ -110,27 +111,28 @@ class Tally:
         self._truncated.add(named, place)
 
     def count_tokens(self, file: str, num_tokens: int, num_cut: int) -> None:
-        """Count the tokens of a row, and how many of them are cut."""
+        """Count the tokens of a row, and those that are cut."""
         total, cut = self._tokens.get(file, (0, 0))
         self._tokens[file] = total + num_tokens, cut + num_cut
 
     def find_cut(self) -> tuple[DataFinding, ...]:
-        """Return the finding of cut tokens; with several files it names the worst of them."""
+        """Return the finding of cut tokens; with several files it names the worst one."""
         total, cut = map(sum, zip((0, 0), *self._tokens.values(), strict=True))
         if len(self._tokens) < 2:
             return describe_cut(total, cut)
+        # One bad file would disappear in the total of a large folder.
         shares = {name: cut / max(1, total) for name, (total, cut) in self._tokens.items()}
         worst = max(shares, key=lambda name: shares[name])
         return describe_cut(total, cut, worst, shares[worst])
 
     def merge_template(self, found: DataFinding) -> DataFinding | None:
-        """Return a finding as the chat template decides it; None: it has a place for the key."""
+        """Return a finding adapted to the chat template; None if the template uses the key."""
         key = found.column.removeprefix(MESSAGES)
         if key == found.column or key not in self.template_keys:
             return found
         if found.kind not in ("reasoning", "unknown"):
             return found
-        # A preview reads more rows than it renders.
+        # A preview reads more rows than it renders, so the count is extrapolated.
         count = round(found.count * self.dropped[key] / self.template_keys[key])
         return replace(found, kind="template", count=count) if count else None
 
@@ -138,9 +140,9 @@ class Tally:
         """Check that the remaining rows are worth training on, once all have been read.
 
         Raises:
-            ExpectedError: No row is left, or too many are malformed.
+            ExpectedError: no row remains, or too many are malformed.
         """
-        # Both limits: a share alone would refuse a tiny file for one bad row.
+        # Both limits: a fraction alone would reject a tiny file for one bad row.
         too_many = max(MAX_MALFORMED, MAX_MALFORMED_SHARE * self.num_rows)
         first = next(iter(self._malformed.rows), None)
         if first is not None and self.num_malformed > too_many and num_kept:

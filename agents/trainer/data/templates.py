@@ -1,4 +1,4 @@
-"""Render a conversation with a model's chat template, a stranger's program, within bounds."""
+"""Bounded rendering of a conversation with a model's chat template, an untrusted program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agents.shared.files.bounded_work import (
 )
 
 MAX_CHARS = 1 << 26
-"""Length of the longest text that a template may make of one conversation."""
+"""Maximum number of characters that a template may make of one conversation."""
 
 
 def render(
@@ -26,15 +26,15 @@ def render(
     """Return the text of a conversation.
 
     Args:
-        tokenizer: With its chat template.
-        messages: Role, content and other keys of each message.
-        template: Instead of the tokenizer's own.
-        add_generation_prompt: Whether the text ends with the beginning of an answer.
+        tokenizer: tokenizer with its chat template.
+        messages: role, content and other keys of each message.
+        template: replacement for the tokenizer's own template.
+        add_generation_prompt: True if the text ends with the beginning of an answer.
 
     Raises:
-        ValueError: The template refuses the conversation.
-        LimitReached: It makes too much. Time and memory are bounded by the caller.
-        MemoryError: It needs too much.
+        ValueError: the template rejects the conversation.
+        LimitReached: the text is too long. The caller bounds time and memory.
+        MemoryError: it needs too much memory.
     """
     try:
         text = tokenizer.apply_chat_template(
@@ -46,8 +46,8 @@ def render(
     except MemoryError:
         raise
     except Exception as error:
-        said = str(error)[:300] or type(error).__name__
-        raise ValueError(f"the chat template of this model refuses it: {said}") from error
+        reason = str(error)[:300] or type(error).__name__
+        raise ValueError(f"the chat template of this model refuses it: {reason}") from error
     if not isinstance(text, str):
         raise ValueError("the chat template of this model makes no text of it")
     if len(text) > MAX_CHARS:
@@ -59,7 +59,7 @@ def render_question(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
     """Return the text of a chat, up to the beginning of the answer.
 
     Raises:
-        ExpectedError: The template refuses the conversation, or does not end.
+        ExpectedError: the template rejects the conversation, or does not end.
     """
     try:
         with limited_memory():
@@ -70,8 +70,8 @@ def render_question(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
             KILLED_HINT,
         ) from None
     except ValueError as error:
-        said = str(error).partition(": ")[2] or str(error)
+        reason = str(error).partition(": ")[2] or str(error)
         raise ExpectedError(
-            f"The model's chat template refuses this conversation: {said}.",
+            f"The model's chat template refuses this conversation: {reason}.",
             "Leave the system prompt out",
         ) from error

@@ -1,4 +1,4 @@
-"""Load a model's tokenizer without torch, which previewing data does not need."""
+"""Load a model's tokenizer without torch, which a data preview does not need."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def load_tokenizer(path: Path, rules: int = TEXT_RULES) -> tuple[Any, bool]:
     """Return the tokenizer, and whether it got the plain chat template.
 
     Args:
-        path: Folder of the model.
-        rules: `tokens.TEXT_RULES` of the run.
+        path: folder of the model.
+        rules: version of `tokens.TEXT_RULES` of the run.
 
     Raises:
-        ExpectedError: There is no tokenizer, or it cannot map tokens to characters.
+        ExpectedError: the tokenizer is missing, or cannot map tokens to characters.
     """
     forbid(path)
     try:
@@ -30,7 +30,7 @@ def load_tokenizer(path: Path, rules: int = TEXT_RULES) -> tuple[Any, bool]:
     except ExpectedError:
         raise
     except Exception as error:
-        # The library of the tokenizers raises bare ones for a file it cannot use.
+        # The tokenizers library raises a bare Exception for a file that it cannot use.
         known = (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError)
         if type(error) is not Exception and not isinstance(error, known):
             raise

@@ -2,15 +2,15 @@
 
 A conversation is rendered with the tokenizer's chat template, or a plain one if it has none, and
 only the assistant's answers are learned. An answer's character range is found by rendering
-prefixes: the text up to the question, with the generation prompt, and the text up to the answer
-are both prefixes of the whole text. Some templates render earlier answers differently, for example
+prefixes: the text up to the question with the generation prompt, and the text up to the answer, are
+both prefixes of the whole text. Some templates render earlier answers differently, for example
 without reasoning; then the conversation is rendered again with another answer in its place, and the
-range that differs is the answer. Both conversations of a preference pair are rendered this way, and
+differing range is the answer. Both conversations of a preference pair are rendered this way, and
 their shared turns are not learned.
 
 The whole text is tokenized once, so the ids are exactly those of a chat with the model. Plain text
-is learned completely. It begins with what the tokenizer itself puts before a text, and ends with
-its end token, which tells where a document ends.
+is learned completely. It starts with the tokens that the tokenizer puts before a text, and ends
+with its end token, which marks the end of a document.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ from agents.trainer.data.examples import Segment
 from agents.trainer.data.tally import Skipped
 
 TEXT_RULES = 2
-"""Rules by which rows become tokens. A run goes on with those that it began with. 1: plain text
-begins with `bos_token`, whether the tokenizer adds it or not, and messages are role and content."""
+"""Version of the rules by which rows become tokens. A run keeps its first version. Version 1: plain
+text starts with `bos_token` even if the tokenizer does not add it, and messages are role and
+content.
+"""
 PLAIN_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ message['content'] + (eos_token or '') }}"
@@ -54,26 +56,26 @@ _BEGIN = "{{ bos_token }}"
 
 
 def choose_plain_template(tokenizer: Any, rules: int) -> str:
-    """Return the chat template for a tokenizer without one: it begins as the tokenizer begins."""
+    """Return the chat template for a tokenizer without one, with the tokenizer's own beginning."""
     begins = rules == 1 or bool(find_ends(tokenizer).begin)
     return PLAIN_TEMPLATE if begins else PLAIN_TEMPLATE.removeprefix(_BEGIN)
 
 
-# Rows and characters tokenized per call. The tokenizer takes about 80 bytes per character.
+# Number of rows and characters per call. The tokenizer takes about 80 bytes per character.
 _ROWS_AT_ONCE = 512
 _CHARS_AT_ONCE = 1 << 21
-# A longer text is tokenized in pieces of this size, of which only the beginning is kept.
+# A longer text is tokenized in pieces of this size, and only the beginning is kept.
 _PIECE_CHARS = 1 << 20
-# Computing time that rendering may take: for all rows tokenized at once, and for each turn of them.
+# Computing time for rendering: for all rows of a call, and for each of their turns, in seconds.
 # Real templates take a hundredth of it.
 _LEAST_RENDER_S = 10.0
 _RENDER_S = 0.2
 _OTHER_ANSWER = "another-answer-in-its-place"
-# For templates that write today's date: the same day on every node and after every resume. It is
-# the day that Llama 3's templates write by default.
+# For templates that write today's date: the same day on every node and after every resume. Llama
+# 3's templates write this day by default.
 _DAY = datetime(2024, 7, 26)
 _SIGNS = (*"aAbBdeHIjmMpSyY", "-d", "-m")
-_WRITTEN = "".join(f" | replace('%{one}', '{_DAY.strftime('%' + one)}')" for one in _SIGNS)
+_WRITTEN = "".join(f" | replace('%{sign}', '{_DAY.strftime('%' + sign)}')" for sign in _SIGNS)
 _STOPPED_CLOCK = "{% macro strftime_now(format) %}{{ format" + _WRITTEN + " }}{% endmacro %}"
 
 
@@ -84,15 +86,15 @@ class Tokenized:
     segments: tuple[Segment, ...]
     """One segment, or the chosen and the rejected conversation of a pair."""
     label: float | None = None
-    """Label that the data gives the row; None: none."""
+    """Label of the row in the data; None without labels."""
     cut_from: int | None = None
-    """Tokens of the longest conversation before truncation; None if nothing was truncated."""
+    """Tokens of the longest conversation before truncation; None without truncation."""
     num_tokens: int = 0
     """Number of tokens of all segments before truncation."""
     extra: tuple[str, ...] = ()
-    """Keys of its messages beside role and content that the chat template got."""
+    """Other keys of its messages than role and content, which the chat template received."""
     dropped: tuple[str, ...] = ()
-    """Those of them that the chat template leaves out."""
+    """Keys of `extra` that the chat template leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +141,15 @@ def tokenize_rows(
 
 
 def find_ends(tokenizer: Any) -> Ends:
-    """Return what a plain text gets at its ends.
-
-    Llama 3 and Gemma begin every text with their BOS, Qwen and GPT-2 none; the BOS of SmolLM2 opens
-    a turn of a chat. So the tokenizer is asked. Where it closes a text, that is the end; else its
-    EOS is, without which a model never learns to stop.
-    """
+    """Return the ids that a plain text gets at its ends."""
+    # The tokenizer is asked: Llama 3 and Gemma start every text with their BOS, Qwen and GPT-2 with
+    # none, and the BOS of SmolLM2 opens a turn of a chat.
     alone = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a", add_special_tokens=True)["input_ids"]
     places = range(len(whole) - len(alone) + 1)
     at = next((place for place in places if whole[place : place + len(alone)] == alone), 0)
     end = tuple(whole[at + len(alone) :]) if alone else ()
+    # Without an end token a model never learns to stop.
     if not end and tokenizer.eos_token_id is not None:
         end = (tokenizer.eos_token_id,)
     return Ends(tuple(whole[:at]), end)
@@ -161,20 +161,20 @@ def _tokenize(
     if ends is None:
         rows = [_without_extra(row) for row in rows]
     drawn = _render_rows(tokenizer, rows, by_hand=ends is None)
-    rendered = [text for one in drawn if not isinstance(one, Skipped) for text in one.texts]
+    rendered = [text for item in drawn if not isinstance(item, Skipped) for text in item.texts]
     encoded = _encode(tokenizer, rendered, max_tokens)
-    for row, one in zip(rows, drawn, strict=True):
-        if isinstance(one, Skipped):
-            yield one
+    for row, item in zip(rows, drawn, strict=True):
+        if isinstance(item, Skipped):
+            yield item
             continue
-        segments = [next(encoded) for _ in one.texts]
+        segments = [next(encoded) for _ in item.texts]
         if not row.turns and ends is not None:
             segments = [_close(segment, ends) for segment in segments]
         cut = _cut(row.number, segments, max_tokens)
         yield (
             cut
             if isinstance(cut, Skipped)
-            else replace(cut, label=row.label, extra=one.extra, dropped=one.dropped)
+            else replace(cut, label=row.label, extra=item.extra, dropped=item.dropped)
         )
 
 
@@ -208,7 +208,7 @@ def _call(tokenizer: Any, texts: list[str]) -> Any:
 
 
 def _encode_pieces(tokenizer: Any, text: str, spans: Sequence[range], max_tokens: int) -> _Encoded:
-    """Return the first tokens of a long text, and how many all of it has."""
+    """Return the first tokens of a long text, and its total number of tokens."""
     kept: list[int] = []
     offsets: list[tuple[int, int]] = []
     num_tokens, start = 0, 0
@@ -224,7 +224,7 @@ def _encode_pieces(tokenizer: Any, text: str, spans: Sequence[range], max_tokens
 
 
 def _find_piece_end(text: str, start: int) -> int:
-    """Return where a piece ends: before a space, since tokens of words rarely span one."""
+    """Return the end of a piece: before a space, since tokens rarely span one."""
     stop = start + _PIECE_CHARS
     if stop >= len(text):
         return len(text)
@@ -233,12 +233,12 @@ def _find_piece_end(text: str, start: int) -> int:
 
 
 def _close(text: _Encoded, ends: Ends) -> _Encoded:
-    """Return a plain text with its ends; data that was rendered before may already have them."""
-    # A BOS or EOS twice would teach the model to repeat it.
+    """Return a plain text with its ends; rendered data may already have them."""
+    # A doubled BOS or EOS would teach the model to repeat it.
     ids = text.ids
     begin = () if tuple(ids[: len(ends.begin)]) == ends.begin else ends.begin
     has_end = bool(ends.end) and tuple(ids[-len(ends.end) :]) == ends.end
-    # The end of a text that is longer than what was kept is cut, but counts.
+    # The end of a text that is longer than the kept part is cut, but counts.
     is_whole = len(ids) == text.num_tokens
     end = () if has_end and is_whole else ends.end
     last = end if is_whole else ()
@@ -254,9 +254,9 @@ def _close(text: _Encoded, ends: Ends) -> _Encoded:
 def _cut(row: int, texts: Sequence[_Encoded], max_tokens: int) -> Tokenized | Skipped:
     longest = max(text.num_tokens for text in texts)
     num_tokens = sum(text.num_tokens for text in texts)
-    cut = tuple(Segment(row, one.ids[:max_tokens], one.is_target[:max_tokens]) for one in texts)
-    # In a pair both sides need targets: a side without any has no log-probability to compare.
-    if not all(one.num_targets for one in cut):
+    cut = tuple(Segment(row, text.ids[:max_tokens], text.is_target[:max_tokens]) for text in texts)
+    # In a pair both sides need targets: a side without a target has no log-probability.
+    if not all(segment.num_targets for segment in cut):
         left = f"nothing to learn is left within {max_tokens} of its {longest} tokens"
         is_long = longest > max_tokens
         reason = left if is_long else "no answer"
@@ -270,12 +270,12 @@ def _cut(row: int, texts: Sequence[_Encoded], max_tokens: int) -> Tokenized | Sk
 def mark_targets(
     offsets: Sequence[tuple[int, int]], spans: Sequence[range]
 ) -> npt.NDArray[np.bool_]:
-    """Return which tokens overlap one of the character ranges; the first token never counts."""
+    """Return the mask of tokens that overlap a character range; the first token never counts."""
     place_T2 = np.array(offsets, dtype=np.int64).reshape(-1, 2)
     is_target = np.zeros(len(place_T2), dtype=np.bool_)
     for span in spans:
         is_target |= (place_T2[:, 0] < span.stop) & (place_T2[:, 1] > span.start)
-    is_target[:1] = False  # nothing precedes the first token that could predict it
+    is_target[:1] = False  # no token precedes the first one to predict it
     return is_target
 
 
@@ -285,7 +285,7 @@ def _render_rows(
     """Return the texts of rows.
 
     Raises:
-        ExpectedError: The chat template does not end, or fills the memory.
+        ExpectedError: the chat template does not end, or fills the memory.
     """
     drawn: list[_Rendered | Skipped] = []
     number, allowed_s, started_s = 0, _LEAST_RENDER_S, time.thread_time()
@@ -294,9 +294,11 @@ def _render_rows(
             for row in rows:
                 number = row.number
                 more_s = _RENDER_S * (len(row.turns) + len(row.rejected))
+                # Long conversations get more time: each answer is rendered separately.
                 draw = partial(_render_row, tokenizer, row, by_hand=by_hand)
                 drawn.append(within_limits(draw, SOFT_S + more_s, HARD_S + more_s))
                 allowed_s += _RENDER_S + more_s
+                # Of the thread, not of the wall clock: other programs may slow this one down.
                 if time.thread_time() - started_s > allowed_s:
                     raise LimitReached(f"{allowed_s:.0f} s of computing for {len(drawn)} rows")
     except (LimitReached, MemoryError) as error:
@@ -313,9 +315,9 @@ def _render_row(tokenizer: Any, row: ConversationRow, *, by_hand: bool) -> _Rend
     """Return the texts of a row.
 
     Args:
-        tokenizer: With its chat template.
-        row: The row.
-        by_hand: Whether a plain text gets its ends as text, by the first of `TEXT_RULES`.
+        tokenizer: tokenizer with its chat template.
+        row: the row.
+        by_hand: True if a plain text gets its ends as text, as in version 1 of `TEXT_RULES`.
     """
     try:
         if not row.turns:
@@ -341,7 +343,8 @@ def _is_dropped(
     """Return whether the texts are the same without a key of the messages."""
     for turns, (text, _) in zip(sides, texts, strict=True):
         without = tuple(
-            replace(turn, extra=tuple(one for one in turn.extra if one[0] != key)) for turn in turns
+            replace(turn, extra=tuple(pair for pair in turn.extra if pair[0] != key))
+            for turn in turns
         )
         try:
             if _fold_system(tokenizer, without)[1] != text:
@@ -352,8 +355,8 @@ def _is_dropped(
 
 
 def _enclose(text: str, begin: str, end: str) -> str:
-    """Return the text with both tokens; data that was rendered before may already have them."""
-    # A BOS or EOS twice would teach the model to repeat it.
+    """Return the text with both tokens; rendered data may already have them."""
+    # A doubled BOS or EOS would teach the model to repeat it.
     begin = "" if text.startswith(begin) else begin
     return f"{begin}{text}" if text.endswith(end) and end else f"{begin}{text}{end}"
 
@@ -373,7 +376,7 @@ def _render_with_answers(
 def _find_answer(
     tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str
 ) -> range:
-    # A greeting has no question before it, but the template may insert text of its own.
+    # A greeting has no question before it, but the template may insert its own text.
     asked = _try_render(tokenizer, turns[:place], add_generation_prompt=True) if place else None
     is_last = place == len(turns) - 1
     answered = (
@@ -392,7 +395,7 @@ def _find_answer(
 def _find_otherwise(
     tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str
 ) -> range:
-    """Return the range that changes when the answer is replaced by another one."""
+    """Return the range that changes when another answer replaces this one."""
     other = (*turns[:place], replace(turns[place], content=_OTHER_ANSWER), *turns[place + 1 :])
     before, found, after = _render(tokenizer, other, add_generation_prompt=False).partition(
         _OTHER_ANSWER
@@ -421,6 +424,7 @@ def _fold_system(
         return turns, _render(tokenizer, turns, add_generation_prompt=False)
     try:
         text = _render(tokenizer, turns, add_generation_prompt=False)
+        # An equal text means that the template ignores the system turn.
         if text != _render(tokenizer, turns[1:], add_generation_prompt=False):
             return turns, text
     except ValueError:
@@ -433,7 +437,7 @@ def _fold_system(
 def _try_render(
     tokenizer: Any, turns: tuple[ConversationTurn, ...], *, add_generation_prompt: bool
 ) -> str | None:
-    """Return the text, or None if the template rejects these turns without those that follow."""
+    """Return the text, or None if the template rejects these turns without the later ones."""
     try:
         return _render(tokenizer, turns, add_generation_prompt=add_generation_prompt)
     except ValueError:
@@ -447,6 +451,7 @@ def _render(
     template = tokenizer.get_chat_template()
     if not isinstance(template, str):
         raise ValueError("the chat template of this model is no text")
+    # The macro shadows the function that Transformers gives to templates.
     if "strftime_now" in template:
         template = _STOPPED_CLOCK + template
     return templates.render(

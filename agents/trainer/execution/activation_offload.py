@@ -3,15 +3,15 @@
 A layer's saved tensors are copied to pinned memory on a separate stream while the next layers
 compute, and prefetched one layer ahead of the backward pass. On most cards this costs no time: an
 RTX 3060 produces about 3 GB/s of activations for a 7B model, and PCIe 4.0 transfers 25 GB/s. The
-copies are exact, so no result depends on what was offloaded.
+copies are exact, so offloading never changes a result.
 
 No memory is released before its copy has ended: the compute stream waits for the copy of the
 second-to-last layer before the tensors are dropped.
 
-A stage of a pipeline has passed several micro-batches forward and not yet back. What is offloaded
-of each is kept apart, so that their backward passes may come in any order. Where a class takes one
-segment at a time, a micro-batch goes through each layer several times: what is offloaded is kept by
-turn, a pass of one layer, and not by layer.
+A pipeline stage holds several micro-batches between their forward and backward passes. Each has its
+own offloaded tensors, so their backward passes may come in any order. A class that takes one
+segment at a time passes a micro-batch through each layer several times. So offloaded tensors are
+kept per turn (one pass of one layer), not per layer.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from agents.trainer.streaming.copy_stream import CopyStream
 
 # Size of one pinned allocation. A power of two, because torch's pinned allocator rounds up to one.
 _CHUNK_BYTES = 1 << 29
-# Smaller tensors stay on the GPU: a copy of them costs more than it frees.
+# Smaller tensors stay on the GPU: copying them costs more than it frees.
 _MIN_BYTES = 1 << 18
-_ALIGNED = 512
+_ALIGNED = 512  # alignment of tensors in a chunk, in bytes: that of CUDA's allocator
 # Fully offloaded layers whose copies may still run when the next one starts.
 _AHEAD = 1
 # Layers whose copies may still run when a layer starts that offloads only its input. Also the
@@ -61,12 +61,12 @@ class _OffloadedTensor:
 
 
 class Arena:
-    """Pinned host memory in chunks, which regions take and give back.
+    """Pinned host memory in chunks that regions take and give back.
 
     Args:
         capacity_bytes: limit of all chunks together.
-        is_pinned: whether the memory is pinned, as copies to a GPU want it.
-        chunk_bytes: size of a chunk, and the limit of one tensor.
+        is_pinned: True pins the memory, which asynchronous copies to a GPU need.
+        chunk_bytes: size of a chunk and limit of one tensor.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class Arena:
         return self._max_chunks * self.chunk_bytes
 
     def take(self) -> Tensor | None:
-        """Return a chunk (chunk_bytes,) of uint8, or None if there is no more."""
+        """Return a chunk (chunk_bytes,) of uint8, or None at the limit."""
         if self._free:
             return self._free.pop(0)
         if self._num_chunks >= self._max_chunks:
             return None
         try:
             whole = torch.empty(self.chunk_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
-        except RuntimeError as error:  # the host has no more memory that can be pinned
+        except RuntimeError as error:  # no more memory can be pinned
             print(
                 f"Activations stay on the GPU from here on: after {self._num_chunks} pieces of "
                 f"{self.chunk_bytes >> 20} MiB no more host memory could be pinned "
@@ -104,7 +104,7 @@ class Arena:
         return whole
 
     def give_back(self, chunks: Iterable[Tensor]) -> None:
-        """Take chunks back for others."""
+        """Return chunks to the pool."""
         self._free.extend(chunks)
 
 
@@ -139,22 +139,22 @@ class Region:
 
 @dataclass(eq=False, slots=True)
 class OffloadedBatch:
-    """What is offloaded of one micro-batch."""
+    """Offloaded tensors of one micro-batch."""
 
     region: Region
     num_turns: int = 0
-    """Forward passes of layers so far."""
+    """Number of forward passes of layers so far."""
     order: list[int] = field(default_factory=list)
     """Turns with offloaded tensors not yet prefetched, in the order of the forward pass."""
     whole: set[int] = field(default_factory=set)
-    """Turns that offload all activations, rather than only their input."""
+    """Turns that offload all activations, not only their input."""
     tensors: dict[int, list[_OffloadedTensor]] = field(default_factory=dict)
     """Offloaded tensors of each turn."""
     arrived: dict[int, torch.cuda.Event | None] = field(default_factory=dict)
-    """Copies of the turns whose tensors are back, or on their way."""
+    """Copy events of the turns whose tensors are back or on their way."""
 
     def clear(self) -> None:
-        """Free its host memory, and what is back on the GPU and was not used."""
+        """Free the host memory, and prefetched tensors that were not used."""
         self.region.clear()
         self.tensors.clear()
 
@@ -163,12 +163,12 @@ class Offloader:
     """Offloads the saved tensors of selected layers and prefetches them for the backward pass.
 
     Args:
-        device: The GPU. On a CPU the same steps run without effect, for tests.
-        fixed: Parameters and buffers, which are never offloaded.
-        capacity_bytes: Limit of pinned host memory.
-        min_bytes: Smaller tensors stay on the GPU; None: those of which a copy costs more than it
-            frees, on a CPU none.
-        holds_several: Whether several micro-batches are between their passes at once.
+        device: the GPU. On a CPU the same steps run without effect, for tests.
+        fixed: parameters and buffers, which are never offloaded.
+        capacity_bytes: limit of pinned host memory.
+        min_bytes: smaller tensors stay on the GPU; None chooses the size from which copying pays
+            (0 on a CPU).
+        holds_several: True if several micro-batches are between their passes at once.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Offloader:
         self.arena = Arena(
             capacity_bytes,
             is_pinned=device.type == "cuda",
-            # Each micro-batch has chunks of its own.
+            # Each micro-batch takes whole chunks, so several micro-batches want smaller ones.
             chunk_bytes=STAGE_CHUNK_BYTES if holds_several else _CHUNK_BYTES,
         )
         self._holds_several = holds_several
@@ -195,10 +195,10 @@ class Offloader:
         self._shared: set[int] = set()
         self._turn = -1
         self.current = OffloadedBatch(Region(self.arena))
-        """The micro-batch whose forward pass was begun last."""
-        # Those of which something is in host memory.
+        """The micro-batch of the latest forward pass."""
+        # Micro-batches with tensors in host memory.
         self._batches: list[OffloadedBatch] = []
-        # Whether anything was copied since `release`.
+        # True if anything was copied since `release`.
         self._has_copied = False
         self._copied: dict[tuple[int, int, torch.Size, tuple[int, ...]], _OffloadedTensor] = {}
         self._leaving: list[Tensor] = []
@@ -207,23 +207,24 @@ class Offloader:
         ] = deque()
         self._layer_bytes = 0
         self.max_layer_bytes = 0
-        """Largest number of offloadable bytes of one layer since `begin`, with or without room."""
+        """Largest number of offloadable bytes of one layer since `begin`, whether they fit or not.
+        """
         self.saves_memory = False
-        """Whether to prefetch less and to have one fully offloaded layer in flight at a time.
+        """True to prefetch less and to have one fully offloaded layer in flight at a time.
 
-        Enough where few layers are offloaded between recomputed ones, whose second forward pass
+        Sufficient if few layers are offloaded between recomputed ones, whose second forward pass
         hides the copies.
         """
 
     def begin(self) -> None:
-        """Prepare for a micro-batch; the one before is dropped, unless several are held."""
+        """Prepare for a micro-batch; drop the one before unless several are held."""
         if not self._holds_several:
             self.release()
         self.current = OffloadedBatch(Region(self.arena))
         self.max_layer_bytes = 0
 
     def release(self) -> None:
-        """Drop everything that belongs to any micro-batch, also after an error."""
+        """Drop the tensors of all micro-batches, also after an error."""
         self._settle()
         for batch in self._batches:
             batch.clear()
@@ -231,20 +232,19 @@ class Offloader:
         self._has_copied = False
 
     def drop(self, batch: OffloadedBatch) -> None:
-        """Drop what belongs to a micro-batch, after its backward pass or an error."""
+        """Drop the tensors of a micro-batch, after its backward pass or an error."""
         if batch not in self._batches:
             return
-        if batch.order:  # something has not come back, and may not even have left
+        if batch.order:  # some tensors have not come back, or may not even have left
             self._settle()
         batch.clear()
         self._batches.remove(batch)
 
     def _settle(self) -> None:
-        """Drop tensors on their way out, after the copies."""
+        """Wait for outgoing copies, then drop their tensors."""
         # First the compute stream waits for the copies, then the copies for the compute stream:
-        # memory freed here may be reused at once by either. Without copies there is nothing to wait
-        # for, and while CUDA records, a stream that is not part of it must not be waited for: that
-        # would spoil the recording.
+        # either may reuse memory freed here at once. Without copies there is no need to wait. While
+        # CUDA records, waiting for a stream outside the recording would spoil it.
         if self._has_copied:
             self._copies.block_compute(self._copies.record())
         self._in_flight.clear()
@@ -257,8 +257,8 @@ class Offloader:
         """Offload the tensors that autograd saves inside the block, the forward pass of a layer.
 
         Args:
-            shared: Inputs that all layers save; they stay on the GPU.
-            is_whole: Whether the layer saves all activations, rather than only its input.
+            shared: inputs that all layers save; they stay on the GPU.
+            is_whole: True if the layer saves all activations, not only its input.
         """
         turn = self.current.num_turns
         self.current.num_turns += 1
@@ -280,7 +280,7 @@ class Offloader:
             self._leaving = []
 
     def _wait_for_whole(self, num_whole: int) -> None:
-        """Release tensors until copies of at most `num_whole` fully offloaded layers are left."""
+        """Release tensors until copies of at most `num_whole` fully offloaded layers remain."""
         while sum(turn in batch.whole for batch, turn, _, _ in self._in_flight) > num_whole:
             self._wait_for_oldest()
 
@@ -290,6 +290,7 @@ class Offloader:
         self._in_flight.popleft()
 
     def _pack(self, tensor: Tensor) -> Tensor | _OffloadedTensor:
+        # Scalars on the CPU and sparse tensors are rare and small: they stay.
         if tensor.device.type != self._device.type or tensor.layout != torch.strided:
             return tensor
         storage = tensor.untyped_storage()
@@ -303,7 +304,7 @@ class Offloader:
             or pointer in self._shared
         ):
             return tensor
-        # Several operations may save one tensor. The version changes with in-place operations.
+        # Several operations may save one tensor. In-place operations change its version.
         key = (pointer, tensor._version, tensor.shape, tensor.stride())
         known = self._copied.get(key)
         if known is not None:
@@ -314,6 +315,7 @@ class Offloader:
         host = batch.region.allocate(num_bytes)
         if host is None:
             return tensor
+        # Flat in the order of the storage, so that the bytes can be viewed as uint8 without a copy.
         whole = tensor.detach().as_strided((tensor.numel(),), (1,))
         self._has_copied = True
         self._copies.wait_for_compute()
@@ -322,6 +324,7 @@ class Offloader:
         offloaded = _OffloadedTensor(
             batch, self._turn, host, tensor.dtype, tuple(tensor.shape), tensor.stride()
         )
+        # Its memory must stay allocated until the copy has ended.
         self._leaving.append(whole)
         self._copied[key] = offloaded
         if not batch.tensors:
@@ -335,29 +338,31 @@ class Offloader:
         if saved.turn in saved.batch.order:
             self._await_turn(saved.batch, saved.turn)
         assert saved.back is not None
-        found = saved.back.view(saved.dtype).as_strided(saved.shape, saved.stride)
+        restored = saved.back.view(saved.dtype).as_strided(saved.shape, saved.stride)
+        # Freed at the last use: several operations may have saved this tensor.
         saved.num_uses -= 1
         if not saved.num_uses:
             saved.back = None
-        return found
+        return restored
 
     def start_backward(self, batch: OffloadedBatch | None = None) -> None:
-        """Start to prefetch what the backward pass of a micro-batch needs first.
+        """Start to prefetch the tensors that the backward pass of a micro-batch needs first.
 
         Args:
-            batch: the micro-batch; None: the current one.
+            batch: the micro-batch; None for the current one.
         """
         while self._in_flight:
             self._wait_for_oldest()
         self._fetch_ahead(self.current if batch is None else batch)
 
     def _await_turn(self, batch: OffloadedBatch, turn: int) -> None:
-        """Make a turn's tensors available and prefetch those of the next ones."""
+        """Make a turn's tensors available and prefetch those of the next turns."""
         while self._in_flight:
             self._wait_for_oldest()
         if turn not in batch.arrived:
             self._fetch(batch, turn)
         self._copies.block_compute(batch.arrived[turn])
+        # The backward pass comes in reverse order, so later turns are done.
         del batch.order[batch.order.index(turn) :]
         self._fetch_ahead(batch)
 
@@ -376,6 +381,7 @@ class Offloader:
         """Start to copy a turn's tensors back to the GPU."""
         pairs = []
         for offloaded in batch.tensors[turn]:
+            # Allocated on the compute stream, where it is also freed.
             offloaded.back = torch.empty_like(offloaded.host, device=self._device)
             pairs.append((offloaded.back, offloaded.host))
         self._copies.wait_for_compute()

@@ -1,4 +1,4 @@
-"""Replay the kernels of micro-batches as CUDA graphs, one graph for each shape that repeats.
+"""Replay the kernels of micro-batches as CUDA graphs, one graph per repeating shape.
 
 A forward and backward pass over 2,048 tokens of a 7B model launches about 3,600 kernels. A host
 that takes 50 us for each is busy for longer than fast cards compute, and a small model leaves any
@@ -6,12 +6,11 @@ card waiting. When a shape occurs for the second time, its pass is recorded, and
 all micro-batches of that shape. The kernels and their order stay the same, so results are
 bit-equal.
 
-All recordings, and the passes between them that are launched one by one, share the memory of one
-pool. So they need as much as the largest of them, and a recording, which repeats a pass that has
-just been done, finds its memory there: while CUDA records, no memory can be had from the driver
-without risk to the recording. The pool is released when the graphs are dropped: before other
-settings are tried, when memory runs out, and when a recording fails, since torch may take its pool
-as recording for ever after.
+All recordings, and the passes between them that are launched one by one, share one memory pool. So
+they need as much as the largest of them. A recording repeats a pass that has just run and finds its
+memory in the pool: requests to the driver during a recording may spoil it. The pool is released
+when the graphs are dropped: before other settings are tried, when memory runs out, and when a
+recording fails, since torch may consider its pool as recording from then on.
 
 Shape letters as in `micro_batch`.
 """
@@ -37,14 +36,15 @@ from agents.trainer.rank.device import is_out_of_memory
 
 # Recordings allowed before any replay.
 _MAX_FREE_RECORDINGS = 16
-# Replays that pay for each further recording, which takes as long as two or three micro-batches.
+# Number of replays that pay for one more recording, which costs two or three micro-batches.
 _MIN_REPLAYS = 8
-# Graphs kept at once. Each takes some tens of megabytes of the driver for its kernels' arguments.
+# Maximum number of graphs. The driver keeps tens of megabytes of kernel arguments for each.
 _MAX_GRAPHS = 12
 
 Add = Callable[[MicroBatch, Tensor | None], None]
-"""Adds the gradients and sums of a micro-batch, with what its objective looked up for it, to
-tensors whose addresses never change."""
+"""Adds the gradients and sums of a micro-batch, with the looked-up values of its objective, to
+tensors with fixed addresses.
+"""
 
 
 class Graph(Protocol):
@@ -96,18 +96,18 @@ class GraphReplayer:
     def __init__(self, clock: DropoutClock, recorder: Recorder) -> None:
         self._clock = clock
         self._recorder = recorder
-        # Recordings by shape, the most recently used last.
+        # Recordings by shape, in the order of their last use.
         self._recorded: OrderedDict[object, _Recorded] = OrderedDict()
-        # Shapes of passes that were launched one by one, so that all they compile is compiled.
+        # Shapes of passes that were launched one by one: everything they need is compiled.
         self._seen: set[object] = set()
         # Shapes whose recording failed.
         self._refused: set[object] = set()
         self._num_recorded = 0
         self.num_replayed = 0
         self.lacks_memory = False
-        """Whether memory ran out in a recording since the last `reset`."""
+        """True if memory ran out in a recording since the last `reset`."""
         self.failure: str | None = None
-        """Why passes of this model cannot be recorded; None if they can, as far as known."""
+        """Why passes of this model cannot be recorded; None if no recording has failed."""
 
     def try_replay(
         self, batch: MicroBatch, known: Tensor | None, plan: LayerPlan, add: Add
@@ -115,25 +115,27 @@ class GraphReplayer:
         """Replay a micro-batch; return False if nothing was done and the caller has to run it.
 
         Args:
-            batch: The micro-batch.
-            known: What its objective looked up for it.
-            plan: Current modes of the layers. Another plan needs another graph.
-            add: What to record.
+            batch: the micro-batch.
+            known: looked-up values of its objective.
+            plan: current modes of the layers. Another plan needs another graph.
+            add: function to record.
         """
         shape = self._describe(batch, known, plan)
-        found = self._recorded.get(shape)
-        if found is None:
+        recorded = self._recorded.get(shape)
+        if recorded is None:
+            # The first pass of a shape compiles and tunes kernels, which a recording cannot
+            # contain.
             if shape not in self._seen:
                 self._seen.add(shape)
                 return False
-            found = self._try_record(shape, batch, known, add)
-            if found is None:
+            recorded = self._try_record(shape, batch, known, add)
+            if recorded is None:
                 return False
         self._recorded.move_to_end(shape)
-        for mine, new in zip(found.inputs, self._read(batch, known), strict=True):
+        for mine, new in zip(recorded.inputs, self._read(batch, known), strict=True):
             if mine is not new:
                 mine.copy_(new, non_blocking=True)
-        found.graph.replay()
+        recorded.graph.replay()
         self.num_replayed += 1
         return True
 
@@ -160,9 +162,9 @@ class GraphReplayer:
         self.lacks_memory = False
 
     def _drop_recorded(self) -> None:
-        """Drop all graphs and their memory; shapes that occur again are recorded anew."""
-        for one in self._recorded.values():
-            one.graph.reset()
+        """Drop all graphs and their memory; shapes that occur again are recorded again."""
+        for recorded in self._recorded.values():
+            recorded.graph.reset()
         self._num_recorded -= len(self._recorded)
         self._recorded.clear()
         self._recorder.release()
@@ -171,6 +173,8 @@ class GraphReplayer:
         return (
             plan,
             batch.num_tokens,
+            # Kernels take the number of segments and their longest one from the host: both are part
+            # of the graph.
             len(batch.segments.bounds),
             tuple(batch.segments.host_extent_2.tolist()),
             len(batch.label_N),
@@ -179,7 +183,7 @@ class GraphReplayer:
         )
 
     def _read(self, batch: MicroBatch, known: Tensor | None) -> list[Tensor]:
-        found = (
+        inputs = (
             batch.ids_1M,
             batch.position_1M,
             batch.segments.bounds_S,
@@ -190,7 +194,7 @@ class GraphReplayer:
             known,
             self._clock.tokens_BT1,
         )
-        return [tensor for tensor in found if tensor is not None]
+        return [tensor for tensor in inputs if tensor is not None]
 
     def _try_record(
         self, shape: object, batch: MicroBatch, known: Tensor | None, add: Add
@@ -205,7 +209,7 @@ class GraphReplayer:
         graph = None
         try:
             graph = self._recorder.record(lambda: add(batch, known))
-        except RuntimeError as error:  # no memory for it, or a model that waits for the device
+        except RuntimeError as error:  # out of memory, or the model synchronizes with the device
             traceback.print_exc()
             if is_out_of_memory(error):
                 self.lacks_memory = True
@@ -214,21 +218,21 @@ class GraphReplayer:
             print("Recording failed; kernels are launched one by one.", file=sys.stderr)
             self._refused.add(shape)
         if graph is None:
-            gc.collect()  # the traceback held the intermediate tensors
+            gc.collect()  # frees intermediate tensors that the traceback held
             self._drop_recorded()
             return None
-        found = self._recorded[shape] = _Recorded(graph, self._read(batch, known))
-        return found
+        recorded = self._recorded[shape] = _Recorded(graph, self._read(batch, known))
+        return recorded
 
 
 class CudaRecorder:
     """Records CUDA graphs that share a pool of the caching allocator.
 
-    Passes must run on a stream of their own, since CUDA records no default stream, and the
-    allocator keeps the memory of streams apart.
+    Passes must run on a non-default stream, since CUDA cannot record the default one, and the
+    allocator keeps separate memory per stream.
 
     Args:
-        device: The GPU.
+        device: the GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -246,7 +250,7 @@ class CudaRecorder:
 
     @contextlib.contextmanager
     def sharing(self) -> Iterator[None]:
-        """See `Recorder`. Backward passes run in the thread of the caller, whose pool it is."""
+        """See `Recorder`. Backward passes run in the caller's thread, which owns the pool."""
         if self._pool is None:
             self._pool = torch.cuda.MemPool()
         self._held_bytes = None
@@ -273,9 +277,9 @@ class CudaGraph:
     """The kernels that `work` launches on the current stream, recorded as a CUDA graph.
 
     Args:
-        work: What to record. It must not wait for the device.
-        pool: Memory of the graph.
-        device: The GPU.
+        work: function to record. It must not wait for the device.
+        pool: memory of the graph.
+        device: the GPU.
 
     Raises:
         RuntimeError: `work` waits for the device, or memory ran out.
@@ -286,9 +290,9 @@ class CudaGraph:
     ) -> None:
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(device)
-        # Not `torch.cuda.graph`: it empties the cache first, and where recording fails it leaves
-        # the stream and the allocator as while recording, which loses the memory for good.
-        # "thread_local": other threads may use the GPU meanwhile, such as a checkpoint's copy.
+        # Not `torch.cuda.graph`: it empties the cache first, and after a failed recording it leaves
+        # the stream and the allocator in recording mode, which leaks the memory. "thread_local":
+        # other threads may use the GPU at the same time, such as a checkpoint's copy.
         try:
             self._graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
         except RuntimeError:
@@ -299,6 +303,7 @@ class CudaGraph:
             with torch.autograd.set_multithreading_enabled(False):
                 work()
         except RuntimeError as error:
+            # The capture is ended in any case, or the stream would stay in recording mode.
             failed = error
         try:
             self._graph.capture_end()
@@ -320,10 +325,10 @@ class CudaGraph:
 
 
 def _stop_allocating(device: torch.device, pool: torch.cuda.MemPool) -> None:
-    """End the allocator's part of a recording, which torch skips where CUDA's part is invalid.
+    """End the allocator's part of a recording, which torch skips if CUDA's part is invalid.
 
-    There is no such function for pinned memory: such a pool cannot be recorded in again.
+    Pinned memory has no such function: its pool cannot record again.
     """
-    with contextlib.suppress(RuntimeError):  # raised where torch has ended it
+    with contextlib.suppress(RuntimeError):  # raised if torch has ended it
         torch._C._cuda_endAllocateToPool(device.index or 0, pool.id)
         torch._C._cuda_releasePool(device.index or 0, pool.id)

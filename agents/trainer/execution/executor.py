@@ -1,7 +1,7 @@
 """Forward and backward passes of one rank over its slice of a batch.
 
-The loss is a SUM (see `objectives`), so the sums over micro-batches and ranks add up to the sum
-over the batch exactly. The division by the batch's weight follows the all-reduce.
+The loss is a SUM (see `objectives`), so the sums over micro-batches and ranks add up exactly to the
+sum over the batch. The division by the batch's weight follows the all-reduce.
 
 When memory runs out, the slice is repeated with less: first without weights in spare memory, then
 with half the tokens per micro-batch, down to single examples, then with activations recomputed in a
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agents.contract.micro_shapes import group_examples
 from agents.errors import ExpectedError, first_line
-from agents.trainer.data.examples import Part
+from agents.trainer.data.examples import BatchPart
 from agents.trainer.execution.cuda_graphs import GraphReplayer
 from agents.trainer.execution.gpu_pressure import GpuPressure
 from agents.trainer.execution.layers import LayerStack
@@ -39,16 +39,16 @@ class GradientOverlap(Protocol):
     """Sends gradients to the other ranks while the last backward pass still runs."""
 
     def begin(self) -> None:
-        """Prepare for an attempt at the gradients of a step: the first one, or a repeat."""
+        """Prepare to compute the gradients of a step, for the first time or again."""
 
     def arm(self) -> bool:
-        """Announce that the next backward pass is the last one; return whether it reports."""
+        """Announce that the next backward pass is the last; return whether it overlaps sends."""
 
 
 class Executor:
     """Adds the gradients of examples to the flat buffer, and the objective's sums to `sums`."""
 
-    def __init__(  # noqa: PLR0913 - what a pass touches
+    def __init__(  # noqa: PLR0913 - the parts of a pass
         self,
         model: TrainedModel,
         flat: TrainedParameters,
@@ -72,23 +72,24 @@ class Executor:
         self.micro_tokens = micro_tokens
         self.layers = layers
         self._may_recompute = may_recompute
+        # Half-precision copies of adapters, made once per step instead of in every pass.
         self._copies = fused_linear.collect_copies(model.module, model.stream)
         self.grid: ShapeGrid | None = None
         """Shapes of micro-batches that repeat; None if passes cannot be recorded."""
         self.replayer: GraphReplayer | None = None
         """Replayer of micro-batches in these shapes; None if passes cannot be recorded."""
         self.is_repeating = False
-        """Whether micro-batches are padded to these shapes and replayed."""
+        """True if micro-batches are padded to these shapes and replayed."""
         self.shortage = ""
-        """What was said when memory ran out in the last pass; empty: it did not."""
-        # Loss scale that the gradients contain, a scalar on the device; None for 1.
+        """First line of the error of the last pass if memory ran out; else empty."""
+        # Loss scale in the gradients, a scalar on the device; None for 1.
         self._gradient_scale: Tensor | None = None
         self.sums = torch.zeros(len(objective.sums), dtype=torch.float64, device=device)
         """`sums` of the objective over this rank's examples; see `objectives`."""
 
     @property
     def recomputed_share(self) -> float:
-        """Share of the decoder layers that recompute their activations, 0 to 1."""
+        """Fraction of the decoder layers that recompute their activations, 0 to 1."""
         return self.layers.plan.num_recomputed / max(1, self.layers.num_layers)
 
     @property
@@ -97,34 +98,35 @@ class Executor:
         return self.replayer.held_bytes if self.replayer is not None else 0
 
     def scale_gradients(self, factor: float) -> None:
-        """Let the gradients of later passes contain a factor: the loss scale of fp16."""
+        """Multiply the gradients of later passes by a factor: the loss scale of fp16."""
         if self._gradient_scale is None:
+            # A tensor that is filled in place: CUDA graphs read it at a fixed address.
             self._gradient_scale = torch.ones((), dtype=torch.float32, device=self._device)
         self._gradient_scale.fill_(factor)
 
     @property
     def gradient_scale(self) -> Tensor | None:
-        """Loss scale that the gradients contain, a scalar on the device; None for 1."""
+        """Loss scale in the gradients, a scalar on the device; None for 1."""
         return self._gradient_scale
 
     @property
     def objective(self) -> Objective:
-        """What the passes compute."""
+        """Objective of the passes."""
         return self._objective
 
     @property
     def holds_gradients(self) -> bool:
-        """Whether the gradients of a micro-batch are held to its end, and then added in bulk."""
+        """True if the gradients of a micro-batch are kept until its end and added in bulk."""
         return self._flat.adds_in_bulk
 
     def begin_batch(self) -> None:
-        """Start from zero: gradients, sums, and what layers keep of the weights."""
+        """Reset gradients, sums and the layers' copies of weights."""
         self._flat.zero_gradients()
         self.sums.zero_()
         self._copies.refresh()
 
     def end_batch(self) -> None:
-        """Release what the passes of a batch have kept, also after an error."""
+        """Release the memory of a batch's passes, also after an error."""
         self._model.clock.clear()
         self.layers.end()
 
@@ -137,14 +139,14 @@ class Executor:
         """Sum of the losses over this rank's examples."""
         return self.sums[0]
 
-    def add_gradients(self, part: Part, overlap: GradientOverlap | None = None) -> None:
-        """Start from zero and do the forward and backward passes of a slice, which may be empty.
+    def add_gradients(self, part: BatchPart, overlap: GradientOverlap | None = None) -> None:
+        """Compute the gradients of a slice, which may be empty, from zero.
 
-        With an `overlap` the last backward pass begins to sum the gradients over the ranks; its
-        owner waits for the sums.
+        With an `overlap` the last backward pass starts to sum the gradients over the ranks; the
+        caller waits for the sums.
 
         Raises:
-            ExpectedError: a single example does not fit the memory.
+            ExpectedError: a single example does not fit into memory.
         """
         while True:
             groups = self._group(part)
@@ -153,10 +155,10 @@ class Executor:
             self._reduce_memory(part, groups)
         self.make_room_for_graphs()
 
-    def try_gradients(self, part: Part) -> bool:
+    def try_gradients(self, part: BatchPart) -> bool:
         """Run the passes once with the current settings; return False if memory ran out.
 
-        What a failed pass held is free then.
+        The memory of a failed pass is free afterwards.
         """
         if self._try_groups(part, self._group(part), None):
             return True
@@ -164,21 +166,22 @@ class Executor:
         return False
 
     def release_memory(self) -> None:
-        """Give back to the driver what nothing uses, such as the remains of a failed pass."""
+        """Return unused memory to the driver, such as the remains of a failed pass."""
+        # Tracebacks and closures of a failed pass form cycles that hold its tensors.
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _group(self, part: Part) -> list[list[int]]:
+    def _group(self, part: BatchPart) -> list[list[int]]:
         lengths = [example.num_tokens for example in part.examples]
         return group_examples(lengths, self.micro_tokens, is_filled=self._shapes is not None)
 
     def _try_groups(
-        self, part: Part, groups: list[list[int]], overlap: GradientOverlap | None
+        self, part: BatchPart, groups: list[list[int]], overlap: GradientOverlap | None
     ) -> bool:
         """Run the passes; return False if memory ran out.
 
-        The caller frees memory only after this frame, whose locals hold tensors, is gone.
+        The caller frees memory only after this frame is gone, since its locals hold tensors.
         """
         self.shortage = ""
         if overlap is not None:
@@ -190,8 +193,9 @@ class Executor:
                 picked = part.pick(group)
                 batch = self.prepare_micro_batch(picked, dropout=True)
                 known = self._objective.look_up(batch, picked.places)
+                # Only the last micro-batch completes the gradients, so only its pass may send.
                 sends = overlap is not None and group is groups[-1] and overlap.arm()
-                # Gradients that are sent while they are made cannot be replayed.
+                # Gradients that are sent during the backward pass cannot be replayed.
                 if not sends and self._replay(batch, known):
                     continue
                 with self.sharing():
@@ -210,24 +214,25 @@ class Executor:
         return self.grid if self.is_repeating else None
 
     def sharing(self) -> AbstractContextManager[None]:
-        """Return a context for work that takes its memory from the graphs' pool, if there is one.
+        """Return a context for work in the memory of the graphs' pool, if one exists.
 
-        Nothing that is allocated inside may be used after the next pass.
+        Memory allocated inside must not be used after the next pass.
         """
         if self.replayer is None or not self.is_repeating:
             return nullcontext()
         return self.replayer.sharing()
 
-    def _reduce_memory(self, part: Part, groups: list[list[int]]) -> None:
+    def _reduce_memory(self, part: BatchPart, groups: list[list[int]]) -> None:
         self.drop_graphs()
         self.release_memory()
+        # The limit may be far above the size of any micro-batch, so halving starts at their size.
         most = max(sum(part.examples[i].num_tokens for i in group) for group in groups)
         if self.layers.filled_bytes:
             self._empty_layers("Memory ran out")
         elif any(len(group) > 1 for group in groups):
             self.micro_tokens = min(most, self.micro_tokens) // 2
             self._warn(
-                f"Memory ran out; training goes on with at most {self.micro_tokens:,} tokens at "
+                f"Memory ran out; training continues with at most {self.micro_tokens:,} tokens at "
                 "once. The batch stays the same.",
                 "",
             )
@@ -240,11 +245,11 @@ class Executor:
             )
 
     def recompute_more(self) -> bool:
-        """Recompute in more layers, and warn; return False where that is not possible."""
+        """Recompute in more layers and warn; return False if that is impossible."""
         if not self._may_recompute or not self.layers.recompute_more():
             return False
         self._warn(
-            "Memory ran out; training goes on with activations recomputed in "
+            "Memory ran out; training continues with activations recomputed in "
             f"{self.layers.plan.num_recomputed} of {self.layers.num_layers} layers, which is "
             "slower and needs less memory.",
             "",
@@ -252,32 +257,31 @@ class Executor:
         return True
 
     def offload_inputs(self) -> bool:
-        """Offload what layers that recompute keep, and warn; return False where that is not
-        possible.
-        """
+        """Offload the inputs of recomputing layers and warn; return False if that is impossible."""
         if not self.layers.offload_inputs():
             return False
         self._warn(
-            "Memory ran out; training goes on with the inputs of layers in the PC's RAM between "
-            "both passes, which may be slower.",
+            "Memory ran out; training continues with the inputs of layers in the PC's RAM "
+            "between both passes, which may be slower.",
             "",
         )
         return True
 
     def release_memory_under_pressure(self) -> None:
-        """Give up spare memory that holds weights if other programs need memory of the GPU."""
+        """Free spare memory that holds weights if other programs need memory of the GPU."""
         if not self.layers.filled_bytes or self._pressure is None:
             return
         if self._pressure.is_high():
             self._empty_layers("Another program needs memory of this GPU")
 
     def make_room_for_graphs(self) -> bool:
-        """Halve the memory that holds weights if a recording found none beside them.
+        """Halve the memory of weights if a recording found no room next to them.
 
-        Replays gain more. All graphs are dropped, and the shapes that were refused may be recorded.
+        Replays gain more than dequantized weights. All graphs are dropped, and refused shapes may
+        be recorded again.
 
         Returns:
-            Whether a recording may fit now that did not before.
+            True if a recording may fit now that did not before.
         """
         if self.replayer is None or not self.replayer.lacks_memory:
             return False
@@ -288,6 +292,7 @@ class Executor:
         self.layers.empty()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+        # Half at a time: graphs may need only a part of that memory.
         self.layers.fill(filled_bytes / 2)
         return True
 
@@ -303,10 +308,10 @@ class Executor:
             if self.layers.stream is None
             else "all layers streamed from host memory, which may be slower"
         )
-        self._warn(f"{why}; training goes on with {costs}.", "")
+        self._warn(f"{why}; training continues with {costs}.", "")
 
-    def evaluate(self, part: Part) -> None:
-        """Start from zero and add the examples' sums, without dropout or gradients."""
+    def evaluate(self, part: BatchPart) -> None:
+        """Add the examples' sums, from zero, without dropout or gradients."""
         self.sums.zero_()
         self._copies.refresh()
         with torch.no_grad(), self.sharing():
@@ -319,12 +324,12 @@ class Executor:
                 self.sums += sums
 
     def drop_graphs(self) -> None:
-        """Drop CUDA graphs, before other settings are tried or used."""
+        """Drop CUDA graphs before other settings are tried or used."""
         if self.replayer is not None:
             self.replayer.reset()
 
-    def prepare_micro_batch(self, part: Part, *, dropout: bool) -> MicroBatch:
-        """Return one micro-batch, with layers and dropout prepared for it."""
+    def prepare_micro_batch(self, part: BatchPart, *, dropout: bool) -> MicroBatch:
+        """Return one micro-batch; prepare layers and dropout for it."""
         shapes = self._shapes
         shape = shapes.choose(part.examples, self.micro_tokens) if shapes else None
         batch = build_micro_batch(part.examples, self._device, shape)
@@ -339,14 +344,14 @@ class Executor:
             return False
         if self.replayer.try_replay(batch, known, self.layers.plan, self._add_or_release):
             return True
-        self.layers.begin()  # drop what a failed recording has offloaded
+        self.layers.begin()  # drops what a failed recording has offloaded
         return False
 
     def _add_or_release(self, batch: MicroBatch, known: Tensor | None) -> None:
-        """Add the gradients of a micro-batch while it is recorded.
+        """Add the gradients of a micro-batch during a recording.
 
-        If memory runs out, copies in flight must be joined inside the recording. Otherwise the
-        memory of the graph's pool would never be released.
+        If memory runs out, copies in flight must be joined inside the recording, or the memory of
+        the graph's pool would never be released.
         """
         try:
             self._add(batch, known)
@@ -357,14 +362,13 @@ class Executor:
     def _add(self, batch: MicroBatch, known: Tensor | None, *, is_awaited: bool = False) -> None:
         """Add the gradients and sums of one micro-batch.
 
-        Gradients of adapters are many and small. They are added at the end, a few hundred per
-        kernel, unless an overlap waits for each of them. The sums are bit-equal.
-
         All intermediate state is gone on return: a graph cannot be recorded while an earlier pass
         still holds the nodes that accumulate gradients.
         """
         loss, sums = self._objective.compute(batch, known, self._gradient_scale)
         self.layers.start_backward()
+        # Adapters have many small gradients: adding a few hundred per kernel at the end is faster
+        # and bit-equal. An overlap needs each of them at once.
         if is_awaited or not self.holds_gradients:
             loss.backward()
         else:

@@ -1,6 +1,6 @@
-"""Detect other programs that need memory of the GPU that a rank trains on.
+"""Detect other programs that need memory of the GPU on which a rank trains.
 
-A run fills the card with dequantized weights that it can do without. If somebody then opens a
+A run fills the card with dequantized weights that it can do without. If the user then opens a
 browser or a game, that program fails to allocate on Linux; on Windows the driver silently pages
 memory of both to the PC's RAM, which makes training many times slower.
 """
@@ -15,8 +15,8 @@ import torch
 _CHECK_INTERVAL_S = 5.0
 # With less free memory another program may fail to allocate.
 _MIN_FREE_BYTES = 1 << 29
-# Growth that counts. Drivers and libraries allocate less than this late in our own process, and
-# torch's allocator does not see it.
+# Smallest growth that counts. Drivers and libraries of this process allocate up to this much late,
+# invisible to torch's allocator.
 _MIN_GROWTH_BYTES = 1 << 28
 # By the third check libraries such as NCCL have allocated their buffers.
 _NUM_BASELINE_CHECKS = 3
@@ -29,14 +29,14 @@ class GpuPressure:
     """Compares the memory of other programs on a GPU with a baseline from the start of the run.
 
     Args:
-        read: Reads the memory of the GPU.
-        now_s: Monotonic clock, in seconds.
+        read: reads the memory of the GPU.
+        now_s: monotonic clock, in seconds.
     """
 
     def __init__(self, read: ReadMemory, now_s: Callable[[], float] = time.monotonic) -> None:
         self._read = read
         self._now_s = now_s
-        # Maximum that other programs used during the baseline checks.
+        # Maximum of other programs during the baseline checks.
         self._baseline_bytes = 0
         self._num_checks = 0
         self._next_s = now_s()
@@ -44,12 +44,13 @@ class GpuPressure:
     def is_high(self) -> bool:
         """Return whether other programs have grown and little memory is free.
 
-        Checks at most every few seconds and returns False in between.
+        Checks only every few seconds and returns False in between.
         """
         if self._now_s() < self._next_s:
             return False
         self._next_s = self._now_s() + _CHECK_INTERVAL_S
         free_bytes, total_bytes, own_bytes = self._read()
+        # Includes this process's own CUDA context, which the baseline cancels.
         others_bytes = total_bytes - free_bytes - own_bytes
         if self._num_checks < _NUM_BASELINE_CHECKS:
             self._num_checks += 1

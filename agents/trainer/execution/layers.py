@@ -1,10 +1,10 @@
-"""How each decoder layer runs: compiled or not, and where its activations are kept.
+"""Modes of the decoder layers: compiled or not, and where activations are kept.
 
 A layer keeps its activations on the GPU until the backward pass (mode "keep"), offloads them to
 host memory ("move"; see `activation_offload`), or recomputes them from its input ("recompute").
 Keeping is fastest. Offloading costs bus bandwidth and recomputing a third of the layer's time, so
 no more layers do either than memory requires. Offloaded layers are spread evenly, so that their
-copies overlap with the layers between them. Of the others the first recompute, because their
+copies overlap with the layers between them. Of the others the first ones recompute, because their
 activations would be held the longest.
 
 One compiled function serves all layers of a kind and any number of tokens. A layer that recomputes
@@ -32,8 +32,8 @@ from agents.trainer.model import shared_states
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.model.shared_states import call
 
-# Llama-2-7B with NF4 weights on an H200, rows of 2,048 tokens, two and one at once: 17,510 instead
-# of 12,742 tokens/s, 14,975 instead of 7,910; activations 13.0 instead of 18.9 GiB.
+# Measured for Llama-2-7B with NF4 weights on an H200, rows of 2,048 tokens, two and one at once:
+# 17,510 instead of 12,742 tokens/s, 14,975 instead of 7,910; activations 13.0 instead of 18.9 GiB.
 _COST_OF_EAGER = "1.4 to 1.9 times the time and half as much memory again for activations"
 
 
@@ -41,11 +41,11 @@ class LayerStack:
     """The decoder layers of a model.
 
     Args:
-        model: The model whose layers these are.
-        compiled: Whether to compile them; see `compiling` for the requirements.
-        offloader: Offloads activations; None to keep or recompute all of them.
-        make_offloader: Makes one for `offload_inputs`; None: there will be none.
-        warn: Called with a message and a hint if compilation fails.
+        model: owner of the layers.
+        compiled: True to compile them; see `compiling` for the requirements.
+        offloader: offloads activations; None to keep or recompute all of them.
+        make_offloader: creates one for `offload_inputs`; None if offloading is impossible.
+        warn: called with a message and a hint if compilation fails.
     """
 
     def __init__(
@@ -66,14 +66,17 @@ class LayerStack:
             for module in model.module.modules()
             if isinstance(module, GradientCheckpointingLayer)
         ]
+        # Bound before any replacement, so that a plan can restore them.
         self._plain = [layer.forward for layer in self._layers]
         self._norms = [*_find_norms(model.module, self._layers)]
         self._modes: list[Mode] = []
         self._dequantized: list[nn.Module] = []
-        # Reserved memory for the largest packed weight, so that repacking cannot run out.
+        # Reserved memory for the largest packed weight: repacking frees other memory and must not
+        # fail.
         self._repack_buffer: Tensor | None = None
         self.offloader = offloader
         self.compiled = compiled
+        # fullgraph: a graph break raises, so that `stop_compiling` can report it.
         self._compiled = torch.compile(_compute, fullgraph=True)
         self._compiled_recompute = torch.compile(_compute_recomputing, fullgraph=True)
         self.plan = LayerPlan()
@@ -85,11 +88,9 @@ class LayerStack:
         return len(self._layers)
 
     def set(self, plan: LayerPlan) -> None:
-        """Apply a plan from the next micro-batch on.
-
-        Transformers' own gradient checkpointing works only in training mode, which would enable
-        the base model's dropout.
-        """
+        """Apply a plan from the next micro-batch on."""
+        # Not transformers' own gradient checkpointing: it works only in training mode, which would
+        # enable the base model's dropout.
         num_recomputed = min(plan.num_recomputed, self.num_layers)
         num_moved = min(plan.num_moved, self.num_layers - num_recomputed)
         if self.offloader is None:
@@ -108,14 +109,14 @@ class LayerStack:
 
     @property
     def can_fill(self) -> bool:
-        """Whether memory that is left can make the layers faster; see `fill`."""
+        """True if spare memory can make the layers faster; see `fill`."""
         return self.stream is not None or self.can_dequantize
 
     def fill(self, max_bytes: float) -> None:
-        """Use up to `max_bytes` of GPU memory for weights, instead of what was used before.
+        """Use up to `max_bytes` of GPU memory for weights, replacing the previous use.
 
-        Streamed layers stay on the device, where there are any: copying costs more than
-        dequantizing. Else 4-bit weights are kept dequantized.
+        Streamed layers stay on the device, if the model has any, since copying costs more than
+        dequantizing. Otherwise 4-bit weights are kept dequantized.
 
         Raises:
             ExpectedError: a streamed layer cannot be read.
@@ -133,7 +134,7 @@ class LayerStack:
         return self.dequantized_bytes
 
     def empty(self) -> None:
-        """Give up the memory that `fill` uses."""
+        """Free the memory that `fill` uses."""
         if self.stream is not None:
             if self.stream.num_resident:
                 self.stream.keep_resident(0)
@@ -142,8 +143,8 @@ class LayerStack:
 
     @property
     def can_dequantize(self) -> bool:
-        """Whether the layers have 4-bit weights that can be kept dequantized."""
-        # Streamed ones have no place of their own.
+        """True if the layers have 4-bit weights that can be kept dequantized."""
+        # Streamed weights share buffers, so they cannot be kept.
         return self.stream is None and any(True for _ in _find_packed(self._layers))
 
     @property
@@ -162,11 +163,11 @@ class LayerStack:
     def dequantize(self, max_bytes: float) -> None:
         """Keep 4-bit weights dequantized in up to `max_bytes` of extra memory.
 
-        The others are dequantized in every pass, with bit-equal results. Layers that recompute
-        come first, because they read their weights three times per step. If less memory is
+        The others are dequantized in every pass, with bit-equal results. If less memory is
         available, fewer weights are kept.
         """
         self.drop_dequantized()
+        # Recomputing layers first: they read their weights three times per step.
         order = sorted(range(self.num_layers), key=lambda i: self._modes[i] != "recompute")
         linears = [*_find_packed(self._layers[place] for place in order)]
         with suppress(torch.OutOfMemoryError):
@@ -179,7 +180,7 @@ class LayerStack:
                 self._dequantized.append(linear)
         if not self._dequantized:
             self._repack_buffer = None
-        # The gaps that packed weights leave may fit nothing else: return them to the driver.
+        # The gaps of packed weights may fit nothing else: return them to the driver.
         torch.cuda.empty_cache()
 
     def drop_dequantized(self) -> None:
@@ -190,7 +191,7 @@ class LayerStack:
         self._dequantized = []
 
     def recompute_more(self) -> bool:
-        """Recompute in more layers: a quarter, a half, then all. False if all do already."""
+        """Recompute in more layers: a quarter, half, then all; return False if all do already."""
         if self.plan.num_recomputed >= self.num_layers:
             return False
         quarter = -(-self.num_layers // 4)
@@ -199,10 +200,10 @@ class LayerStack:
         return True
 
     def offload_inputs(self) -> bool:
-        """Let the inputs of layers that recompute wait in host memory from the next pass on.
+        """Offload the inputs of recomputing layers from the next pass on.
 
         Returns:
-            Whether they did not before, and there is host memory for them.
+            True if they were not offloaded before and host memory is available.
         """
         if self.offloader is not None or self._make_offloader is None:
             return False
@@ -216,6 +217,7 @@ class LayerStack:
         self.set(self.plan)
         kinds = sorted({type(layer).__name__ for layer in self._layers})
         lines = str(error).strip().splitlines()
+        # Some of these errors have a heading in their first line and the reason in the second.
         first = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])[:200]
         self._warn(
             f"{' and '.join(kinds)} cannot be compiled here ({type(error).__name__}: {first}). "
@@ -230,7 +232,7 @@ class LayerStack:
 
     @property
     def offloaded(self) -> OffloadedBatch | None:
-        """What the current micro-batch has offloaded; None where nothing is."""
+        """Offloaded tensors of the current micro-batch; None without an offloader."""
         return None if self.offloader is None else self.offloader.current
 
     def start_backward(self, batch: OffloadedBatch | None = None) -> None:
@@ -239,12 +241,12 @@ class LayerStack:
             self.offloader.start_backward(batch)
 
     def drop(self, batch: OffloadedBatch | None) -> None:
-        """Release what a micro-batch has offloaded, after its backward pass or an error."""
+        """Release the offloaded tensors of a micro-batch, after its backward pass or an error."""
         if self.offloader is not None and batch is not None:
             self.offloader.drop(batch)
 
     def end(self) -> None:
-        """Release everything that micro-batches have offloaded, also after an error."""
+        """Release all offloaded tensors, also after an error."""
         if self.offloader is not None:
             self.offloader.release()
 
@@ -257,20 +259,21 @@ class LayerStack:
         if self.compiled:
             tokens = self._clock.tokens_BT1
             for tensor in (hidden, *others, *(() if tokens is None else (tokens,))):
-                # Of four dimensions: parallel streams (., 1, M, .), and heads (1, ., M, .).
+                # Dimension of the tokens. Of four dimensions: parallel streams (., 1, M, .) and
+                # heads (1, ., M, .).
                 _mark(tensor, (0, 0, 1, 1, 2)[tensor.dim()])
         with self._offloading(mode, others):
             try:
-                found, written = self._choose(place, mode)(layer, hidden, args, kwargs)
+                output, written = self._choose(place, mode)(layer, hidden, args, kwargs)
             except TorchDynamoException as error:
                 self._fall_back_to_eager(error)
-                found, written = self._choose(place, mode)(layer, hidden, args, kwargs)
+                output, written = self._choose(place, mode)(layer, hidden, args, kwargs)
         if shared is not None:
             shared.update(written)
-        return found
+        return output
 
     def _run_norm(self, norm: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Run the norm behind the last layer, compiled: else it makes a dozen memory passes."""
+        """Run the norm after the last layer compiled: uncompiled it makes a dozen memory passes."""
         if not torch.is_grad_enabled():
             return type(norm).forward(norm, hidden, *args, **kwargs)
         _mark(hidden, 1)
@@ -282,6 +285,7 @@ class LayerStack:
 
     def _fall_back_to_eager(self, error: TorchDynamoException) -> None:
         """Stop compiling, or re-raise an error that compilation did not cause."""
+        # Dynamo wraps errors of the compiled code: a shortage of memory is handled by the executor.
         if not self.compiled or "out of memory" in str(error):
             raise error
         self.stop_compiling(error)
@@ -303,6 +307,7 @@ class LayerStack:
             args,
             kwargs,
             use_reentrant=False,
+            # Dropout uses no random stream but keys of the clock, so there is no state to preserve.
             preserve_rng_state=False,
             context_fn=lambda: (nullcontext(), self._clock.repeated()),
         )
@@ -312,7 +317,7 @@ class LayerStack:
             return nullcontext()
         tokens = self._clock.tokens_BT1
         shared = others if tokens is None else [*others, tokens]
-        # A layer that recomputes saves only its input, which is offloaded, too.
+        # A layer that recomputes saves only its input, which is offloaded.
         return self.offloader.offloading(shared, is_whole=mode == "move")
 
 
@@ -357,9 +362,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _mark(tensor: Tensor, dim: int) -> None:
-    """Mark a dimension of tokens, or of segments, as dynamic for the compiler.
+    """Mark a dimension of tokens or segments as dynamic for the compiler.
 
-    A size of 1 stays static: Dynamo specializes on it anyway.
+    A size of 1 stays static, since Dynamo specializes on it anyway.
     """
     if tensor.dim() and tensor.shape[dim] > 1:
         torch._dynamo.maybe_mark_dynamic(tensor, dim)

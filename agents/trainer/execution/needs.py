@@ -1,8 +1,7 @@
-"""Measure what passes need, by a few small ones: memory per token and per layer, and time.
+"""Measure the needs of passes with a few small ones: memory per token and per layer, and time.
 
-All layers recompute in them, or all keep their activations. Each mode has to be compiled, which
-takes longer than all passes, so a card that is sure to hold what all layers keep measures that
-alone.
+All layers recompute in them, or all keep their activations. Compiling a mode takes longer than all
+passes, so a card that certainly holds all activations measures only that mode.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ def measure_needs(
     """Return the needs, and the times of a pass over the longest example.
 
     Args:
-        executor: Executor whose layers can offload.
-        device: The GPU.
-        workload: What this rank will compute.
-        num_recomputed: All layers, or none.
-        recompute: Whether layers may, must or must not recompute. A layer that keeps is compiled
-            only where some may.
+        executor: executor whose layers can offload.
+        device: the GPU.
+        workload: work of this rank.
+        num_recomputed: all layers, or 0.
+        recompute: rule of the spec. A layer that keeps is compiled only if the rule allows it.
 
     Raises:
-        ExpectedError: nothing fits the memory.
+        ExpectedError: nothing fits into memory.
     """
     part, layers = workload.choose_part(0), executor.layers
     tokens = count_tokens(part)
@@ -46,6 +44,7 @@ def measure_needs(
     # Compiles. Unlike `try_gradients` it raises an explained error if nothing fits.
     executor.add_gradients(part)
     timed = PassTimer(executor, device).time(part) or PassTime(1.0, 0.0)
+    # After the timing: the first passes also allocate workspaces and compile.
     once_bytes = measure_peak_bytes(executor, device, part)
     input_bytes = _read_layer(executor)
     twice = workload.choose_part(2 * tokens)
@@ -54,8 +53,10 @@ def measure_needs(
         executor, ExecutionSetting(micro_tokens=2 * tokens, num_recomputed=num_recomputed)
     )
     token_bytes = once_bytes / tokens
+    # Data with few rows may not fill a part of twice the size.
     if more > tokens // 2 and executor.try_gradients(twice):
         twice_bytes = measure_peak_bytes(executor, device, twice)
+        # Two sizes separate the part that grows with the tokens from the fixed part.
         token_bytes = min(token_bytes, max(0.0, (twice_bytes - once_bytes) / more))
     fixed_bytes = once_bytes - token_bytes * tokens
     layer_bytes = 0
@@ -81,7 +82,7 @@ def measure_needs(
 
 
 def describe_needs(needs: Needs) -> str:
-    """Return a line for a log."""
+    """Return a line for the log."""
     return (
         f"{needs.tokens:,} tokens at once need {needs.fixed_bytes / 1e9:.2f} GB and "
         f"{needs.token_bytes / 1e6:.2f} MB a token, a layer that keeps "

@@ -1,4 +1,4 @@
-"""Time forward and backward passes over parts of a run's rows, on a GPU."""
+"""Timing of forward and backward passes over parts of a run's rows, on a GPU."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from agents.trainer.data.examples import Part
+from agents.trainer.data.examples import BatchPart
 from agents.trainer.execution.executor import Executor
 
-# Timed passes of a measurement, and passes before them: one launches the kernels, one records them.
+# Number of timed passes, and of passes before them: one launches the kernels, one records them.
 _TIMED_PASSES, _MAX_WARM_PASSES = 2, 4
 LONG_S = 1.0
-"""A pass longer than this already shows the sustained speed: it is timed once, in seconds."""
-_PROBE_BYTES = 1 << 26
+"""Time of a pass that already shows the sustained speed, so it is timed once, in seconds."""
+_PROBE_BYTES = 1 << 26  # bytes of the copy that measures the bus
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class PassTime:
 
     seconds: float
     launch_s: float
-    """Seconds until the host was done with the first of these passes."""
+    """Time until the host had launched the first of these passes, in seconds."""
 
     @property
     def launch_share(self) -> float:
-        """Part of a pass that its launches take, 0 to 1."""
+        """Fraction of a pass that its launches take, 0 to 1."""
         return min(1.0, self.launch_s / self.seconds)
 
 
@@ -38,8 +38,8 @@ class PassTimer:
         self._executor = executor
         self._device = device
 
-    def time(self, part: Part) -> PassTime | None:
-        """Return the times of the fastest of some passes, or None if memory ran out."""
+    def time(self, part: BatchPart) -> PassTime | None:
+        """Return the times of the fastest of several passes, or None if memory ran out."""
         replayer = self._executor.replayer if self._executor.is_repeating else None
         launched = self.time_once(part)
         if launched is None:
@@ -50,6 +50,7 @@ class PassTimer:
             num_before = replayer.num_replayed if replayer is not None else 0
             if self.time_once(part) is None:
                 return None
+            # A replay has happened, so the next passes are timed as in the run.
             if replayer is not None and replayer.num_replayed > num_before:
                 break
         best = launched.seconds
@@ -62,7 +63,7 @@ class PassTimer:
                 break
         return PassTime(best, launched.launch_s)
 
-    def time_once(self, part: Part) -> PassTime | None:
+    def time_once(self, part: BatchPart) -> PassTime | None:
         """Return the times of one pass, or None if memory ran out."""
         torch.cuda.synchronize(self._device)
         started = time.perf_counter()
@@ -77,6 +78,7 @@ def measure_bus(device: torch.device) -> float:
     """Return the bandwidth from the GPU to pinned host memory, in bytes per second."""
     host = torch.empty(_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=device)
+    # The first copy also pays for the driver's setup.
     host.copy_(there)
     torch.cuda.synchronize(device)
     started = time.perf_counter()

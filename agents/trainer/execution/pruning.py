@@ -1,4 +1,4 @@
-"""What a search knows of settings before it times them, from those that it has timed."""
+"""Upper bounds for untimed settings, from the settings that a search has timed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from agents.contract.layer_plan import LayerPlan, Needs
 from agents.trainer.execution.setting import ExecutionSetting
 
 RECOMPUTED = 1.5
-"""Time of a pass with every layer recomputing by that with none, where weights are frozen: six
-products instead of four."""
-# What it adds at least, also beside what is no product.
+"""Ratio of the times of a pass with every layer recomputing and with none, for frozen weights: six
+products instead of four.
+"""
+# Least cost of recomputing, as a share of a pass: part of a pass is not products.
 _LEAST_RECOMPUTED = 0.25
 
 
 def without_launches(needs: Needs, tried: Sequence[ExecutionSetting]) -> Needs:
-    """Return the needs with the card's own time of a pass, beside which layers can move.
+    """Return the needs with the card's own time of a pass, which hides copies.
 
-    The pass that measured them is small, so that launching it may have taken longer.
+    The pass that measured the needs is small, so its launches may have taken longer.
     """
-    kept = [one.tokens_per_s for one in tried if not one.num_recomputed]
+    kept = [setting.tokens_per_s for setting in tried if not setting.num_recomputed]
     if not kept:
         return needs
     return replace(needs, pass_s=min(needs.pass_s, RECOMPUTED * needs.tokens / max(kept)))
@@ -33,15 +34,15 @@ def cannot_win(
     tried: Sequence[ExecutionSetting],
     num_layers: int,
 ) -> bool:
-    """Return whether larger micro-batches gain less than recomputing costs for certain.
+    """Return whether larger micro-batches certainly gain less than recomputing costs.
 
-    What doubling them gained last is the most that doubling them again can gain.
+    The gain of the last doubling is an upper bound for the gain of the next one.
 
     Args:
-        setting: Names the micro-batch size, and whether passes are replayed.
-        plan: Of its layers.
-        tried: Settings with their measured speeds.
-        num_layers: Number of layers of the model.
+        setting: micro-batch size, and whether passes are replayed.
+        plan: modes of its layers.
+        tried: settings with their measured speeds.
+        num_layers: number of layers of the model.
     """
     kept: dict[int, float] = {}
     for one in tried:

@@ -1,4 +1,4 @@
-"""An execution setting: micro-batch size, and how many layers recompute or offload.
+"""Execution setting: micro-batch size, and number of layers that recompute or offload.
 
 Memory that a setting leaves free holds weights; see `fill_spare_memory`.
 """
@@ -11,34 +11,34 @@ from dataclasses import dataclass
 import torch
 
 from agents.contract.layer_plan import MEMORY_SHARE, LayerPlan
-from agents.trainer.data.examples import Part
+from agents.trainer.data.examples import BatchPart
 from agents.trainer.execution.executor import Executor
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.rank.device import read_most_bytes
 
 PLANNED_SHARES = (1.0, 0.85, 0.7)
-"""Shares of the free memory to plan with, tried in order until memory suffices."""
+"""Fractions of the free memory to plan with, tried in order until memory suffices."""
 DEQUANTIZED_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)
-"""Shares of the packed weights to make room for, tried in order."""
-# Share of the card's memory that dequantized weights leave free. They gain less than anything
-# else that could need it.
+"""Fractions of the packed weights to make room for, tried in order."""
+# Fraction of the card's memory that dequantized weights leave free: they gain less than any other
+# use of it.
 _SPARE_SLACK = 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutionSetting:
-    """Execution setting of one rank; stored in checkpoints and beside the compiled code."""
+    """Execution setting of one rank; stored in checkpoints and with the compiled code."""
 
     micro_tokens: int
-    """Maximum number of tokens of a micro-batch; a longer example is one on its own."""
+    """Maximum number of tokens of a micro-batch; a longer example forms its own."""
     num_recomputed: int = 0
     """Number of layers that recompute their activations."""
     num_moved: int = 0
     """Number of layers that offload their activations."""
     is_repeating: bool = False
-    """Whether micro-batches are padded to shapes that repeat, and replayed; see `cuda_graphs`."""
+    """True if micro-batches are padded to repeating shapes and replayed; see `cuda_graphs`."""
     tokens_per_s: float = 0.0
-    """Expected speed over the run's own rows in tokens per second; 0 if not measured."""
+    """Expected speed over the run's own rows, in tokens per second; 0 if not measured."""
 
     @property
     def plan(self) -> LayerPlan:
@@ -47,7 +47,7 @@ class ExecutionSetting:
 
 
 def apply_setting(executor: Executor, setting: ExecutionSetting) -> None:
-    """Apply a setting to the executor, whose layers give up spare memory."""
+    """Apply a setting to the executor; its layers free their spare memory."""
     executor.drop_graphs()
     executor.layers.empty()
     executor.micro_tokens = setting.micro_tokens
@@ -56,7 +56,7 @@ def apply_setting(executor: Executor, setting: ExecutionSetting) -> None:
 
 
 def read_setting(executor: Executor) -> ExecutionSetting:
-    """Return the setting in use, with what lack of memory has changed."""
+    """Return the setting in use, including changes after memory ran out."""
     plan = executor.layers.plan
     return ExecutionSetting(
         micro_tokens=executor.micro_tokens,
@@ -67,15 +67,15 @@ def read_setting(executor: Executor) -> ExecutionSetting:
 
 
 def fill_spare_memory(
-    executor: Executor, device: torch.device, part: Part, reserve: Reserve
+    executor: Executor, device: torch.device, part: BatchPart, reserve: Reserve
 ) -> None:
     """Use the memory that passes over `part` leave free for weights; see `LayerStack.fill`.
 
     Args:
-        executor: Executor with the final modes of its layers.
-        device: A GPU.
-        part: Examples of the largest possible micro-batch.
-        reserve: Memory reserve of the optimizer.
+        executor: executor with the final modes of its layers.
+        device: a GPU.
+        part: examples of the largest possible micro-batch.
+        reserve: memory reserve of the optimizer.
     """
     if not executor.layers.can_fill:
         return
@@ -88,7 +88,7 @@ def fill_spare_memory(
     gc.collect()
     torch.cuda.empty_cache()
     slack_bytes = _SPARE_SLACK * read_most_bytes(device)
-    # The pool of graphs holds its memory while the optimizer steps, which uses it, too.
+    # The graphs' pool keeps its memory during the optimizer's step, which needs memory, too.
     needed_bytes = max(peak_bytes, held_bytes) + reserve.lasting_bytes
     needed_bytes = max(needed_bytes, reserve.missing_bytes)
     spare_bytes = read_free_bytes(device) - needed_bytes - slack_bytes
@@ -104,11 +104,12 @@ def fill_spare_memory(
 
 
 def _fits_unchanged(
-    executor: Executor, device: torch.device, part: Part, *, is_recorded: bool
+    executor: Executor, device: torch.device, part: BatchPart, *, is_recorded: bool
 ) -> bool:
     """Return whether passes fit as before: still recorded, and without allocator retries."""
     if not executor.try_gradients(part):
         return False
+    # Retries are costly: the allocator synchronizes and frees its whole cache.
     before = count_alloc_retries(device)
     if not executor.try_gradients(part):
         return False
@@ -118,12 +119,12 @@ def _fits_unchanged(
 
 
 def count_alloc_retries(device: torch.device) -> int:
-    """Return how often the allocator flushed its cache because no free block was large enough."""
+    """Return how often the allocator flushed its cache for lack of a large enough block."""
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
 
 
-def measure_peak_bytes(executor: Executor, device: torch.device, part: Part) -> int:
-    """Return the peak of the memory that passes over `part` need, beyond that at rest, in bytes."""
+def measure_peak_bytes(executor: Executor, device: torch.device, part: BatchPart) -> int:
+    """Return the peak memory of passes over `part`, above the memory at rest, in bytes."""
     executor.drop_graphs()
     rest_bytes = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

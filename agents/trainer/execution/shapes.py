@@ -1,11 +1,11 @@
-"""Shapes of micro-batches that repeat, so that a recorded pass can be replayed for other rows.
+"""Repeating shapes of micro-batches, so that a recorded pass can be replayed for other rows.
 
 A recording fixes every size: tokens of the flat row, segments, targets and the longest segment.
-Rows of unlike length have all of them different, so each is rounded up. How far follows from the
-data, such that nearly all micro-batches of one size also agree in the rest.
+Rows of different lengths differ in all of them, so each is rounded up. The data decide how far,
+such that nearly all micro-batches of one size also agree in the others.
 
-Padding is computed like any other tokens and counts for nothing: it consists of segments of its
-own, its targets have no loss, and its pairs have weight 0.
+Padding is computed like other tokens but does not count: it consists of its own segments, its
+targets have no loss, and its pairs have weight 0.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from agents.contract.micro_shapes import find_size, round_up_tokens
 from agents.trainer.data.examples import Example, Examples
 from agents.trainer.model.micro_batch import MicroShape
 
-# Examples from which the usual number of segments and targets is learned.
+# Number of examples that show the usual number of segments and targets.
 _SAMPLES = 256
-# Least number of segments, a power of two. Empty ones cost next to nothing.
+# Minimum number of segments, a power of two. Empty ones cost next to nothing.
 _MIN_SEGMENTS = 8
-# More than the usual number of segments and targets, so that most micro-batches have no more.
+# Ratio to the usual number of segments and targets that most micro-batches do not exceed.
 _ROOM = 1.25
-# Micro-batches of fewer tokens have room for a target at each: their share varies much, and the
-# head costs little.
+# Smaller micro-batches have room for a target at every token: their share varies much, and the head
+# costs little.
 _FEW_TOKENS = 1024
 
 
@@ -31,16 +31,16 @@ class ShapeGrid:
     """Rounds the shapes of micro-batches up to a few; a pure function of the data.
 
     Args:
-        examples: Data of the run.
-        sequence_tokens: Limit of a segment's length, in tokens.
+        examples: data of the run.
+        sequence_tokens: limit of a segment's length, in tokens.
     """
 
     def __init__(self, examples: Examples, sequence_tokens: int) -> None:
         step = max(1, len(examples) // _SAMPLES)
         some = [examples[place] for place in range(0, len(examples), step)]
-        num_tokens = sum(one.num_tokens for one in some)
-        self._segments_per_token = sum(len(one.segments) for one in some) / num_tokens
-        self._targets_per_token = sum(one.num_targets for one in some) / num_tokens
+        num_tokens = sum(example.num_tokens for example in some)
+        self._segments_per_token = sum(len(example.segments) for example in some) / num_tokens
+        self._targets_per_token = sum(example.num_targets for example in some) / num_tokens
         longest = min(int(examples.num_tokens.max()), sequence_tokens)
         self._longest = round_up_tokens(longest)
 
@@ -48,16 +48,16 @@ class ShapeGrid:
         """Return the shape of a micro-batch of these examples.
 
         Args:
-            examples: Examples of the micro-batch.
-            capacity: Usual limit of a micro-batch, in tokens.
+            examples: examples of the micro-batch.
+            capacity: usual limit of a micro-batch, in tokens.
         """
-        lengths = [len(segment.ids) for one in examples for segment in one.segments]
-        num_targets = sum(one.num_targets for one in examples)
+        lengths = [len(segment.ids) for example in examples for segment in example.segments]
+        num_targets = sum(example.num_targets for example in examples)
         num_tokens = sum(lengths)
         longest = max(self._longest, round_up_tokens(max(lengths)))
         size = find_size(lengths, capacity, longest)
         num_segments = len(lengths)
-        # Segments of one length have faster attention, as long as no empty one is among them.
+        # Equal segments have faster attention, but only without an empty one among them.
         if min(lengths) < longest:
             num_pads = -(-(size - num_tokens) // longest)
             num_segments = self._round_segments(num_segments + num_pads, size)

@@ -1,10 +1,10 @@
-"""Watch in the first steps whether the chosen setting is as fast as the search believed.
+"""Check in the first steps whether the chosen setting is as fast as the search expected.
 
-The search times few passes for a short time, so it can be wrong: a card slows down when it is hot,
-and other programs come and go. A setting that is more than a tenth slower than believed is compared
-with the next best one over real steps, and the faster one stays. That changes the last bits of the
-numbers, so it ends with the first checkpoint: a resume repeats steps from there. A setting that was
-being compared then is judged by the steps that it had, or put back if they were too few.
+The search times few passes for a short time, so it can be wrong: a hot card slows down, and other
+programs come and go. If a setting is more than a tenth slower than expected, it is compared with
+the next best one over real steps, and the faster one stays. The change affects the last bits of the
+numbers, so it ends with the first checkpoint, from which a resume repeats steps. A setting that is
+in comparison then is judged by its steps so far, or reverted if they are too few.
 """
 
 from __future__ import annotations
@@ -14,40 +14,41 @@ from dataclasses import dataclass, replace
 
 from agents.trainer.execution.setting import ExecutionSetting
 
-# Steps after a change that are not counted, as shapes are recorded in them, and steps that are.
+# Steps after a change that are not counted, since shapes are recorded in them; steps that are.
 _SKIPPED_STEPS, _COUNTED_STEPS = 4, 6
-# Counted steps by which a setting is judged when a checkpoint ends the comparison.
+# Minimum number of counted steps to judge a setting when a checkpoint ends the comparison.
 _MIN_JUDGED = 3
-# Largest shortfall from the believed speed that is no error of the search, as a share.
+# Largest shortfall from the expected speed that counts as noise, as a ratio.
 _TOLERANCE = 0.1
-# Other settings that are tried at most.
+# Maximum number of other settings that are tried.
 _MAX_TRIALS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Correction:
+class SettingCorrection:
     """A change of the setting, or the confirmation of one, with the measured speed."""
 
     setting: ExecutionSetting
-    """What to use from the next step on, with its measured or believed speed."""
+    """Setting from the next step on, with its measured or expected speed."""
     believed_tokens_per_s: float
-    """Speed that the search expected of the setting used so far."""
+    """Speed that the search expected of the setting in use so far."""
     measured_tokens_per_s: float | None
-    """Speed of the setting used so far, over real steps; None if it had too few of them."""
+    """Speed of the setting in use so far, over real steps; None after too few steps."""
     is_final: bool
-    """Whether the comparison is over: the setting stays."""
+    """True if the comparison is over and the setting stays."""
 
 
 class SpeedWatch:
-    """Compares the speed of steps with the one that the search believed.
+    """Compares the speed of steps with the speed that the search expected.
 
     Args:
-        chosen: Setting in use.
-        tried: Settings that the search timed, with their speeds. Of equal ones the last counts.
+        chosen: setting in use.
+        tried: settings that the search timed, with their speeds. Of equal ones the last counts.
     """
 
     def __init__(self, chosen: ExecutionSetting, tried: Iterable[ExecutionSetting]) -> None:
-        others = {replace(one, tokens_per_s=0.0): one for one in tried}
+        others = {replace(setting, tokens_per_s=0.0): setting for setting in tried}
+        # Compared without speeds: the same setting may have been timed twice.
         others.pop(replace(chosen, tokens_per_s=0.0), None)
         self._rivals = sorted(others.values(), key=lambda one: one.tokens_per_s)
         self._current = chosen
@@ -60,10 +61,10 @@ class SpeedWatch:
         """Keep the setting in use from now on."""
         self.is_done = True
 
-    def settle(self) -> Correction | None:
-        """Return what to use if a checkpoint ends the comparison now; None if nothing is compared.
+    def settle(self) -> SettingCorrection | None:
+        """Return the setting if a checkpoint ends the comparison now; None without a comparison.
 
-        Changes nothing: every step has to say which setting its checkpoint would name.
+        Changes nothing: every step has to know which setting its checkpoint would name.
         """
         if self.is_done or not self._measured:
             return None
@@ -73,19 +74,19 @@ class SpeedWatch:
             speed = self._num_tokens / self._seconds
             if speed > best.tokens_per_s:
                 best = replace(self._current, tokens_per_s=speed)
-        return Correction(
+        return SettingCorrection(
             setting=best,
             believed_tokens_per_s=self._current.tokens_per_s,
             measured_tokens_per_s=speed,
             is_final=True,
         )
 
-    def learn(self, num_tokens: int, compute_s: float) -> Correction | None:
-        """Take in a step; return a change of the setting, if there is a reason for one.
+    def learn(self, num_tokens: int, compute_s: float) -> SettingCorrection | None:
+        """Add a step; return a change of the setting if the speed justifies one.
 
         Args:
-            num_tokens: Tokens of this rank in the step.
-            compute_s: Seconds of its passes.
+            num_tokens: tokens of this rank in the step.
+            compute_s: time of its passes, in seconds.
         """
         if self.is_done or not num_tokens:
             return None
@@ -100,7 +101,7 @@ class SpeedWatch:
         self._seconds = 0.0
         return self._decide(speed)
 
-    def _decide(self, speed: float) -> Correction | None:
+    def _decide(self, speed: float) -> SettingCorrection | None:
         used = self._current
         self._measured.append(replace(used, tokens_per_s=speed))
         best = max(self._measured, key=lambda one: one.tokens_per_s)
@@ -120,8 +121,10 @@ class SpeedWatch:
         self._current = best
         return self._correct(used, speed, is_final=True)
 
-    def _correct(self, used: ExecutionSetting, speed: float, *, is_final: bool) -> Correction:
-        return Correction(
+    def _correct(
+        self, used: ExecutionSetting, speed: float, *, is_final: bool
+    ) -> SettingCorrection:
+        return SettingCorrection(
             setting=self._current,
             believed_tokens_per_s=used.tokens_per_s,
             measured_tokens_per_s=speed,

@@ -1,18 +1,18 @@
 """Search for the fastest execution setting that fits a card: micro-batch size and layer modes.
 
-Small passes measure the memory that is always needed, and one with one offloaded layer how much a
-layer saves. The memory of every setting follows from these closely enough to name candidates. A
-card that holds the longest example with all layers kept measures that first. Layers that recompute
-are compiled and measured once a candidate has some, over the longest example, as in a later start.
-Candidates are timed, doubling the tokens until that is slower twice in a row. What counts is the
-speed over the run's own rows, padding and smaller micro-batches included; see `workload`.
+Small passes measure the memory that is always needed, and a pass with one offloaded layer measures
+how much a layer saves. This predicts the memory of every setting closely enough to name candidates.
+A card that holds the longest example with all layers kept measures that first. Recomputing layers
+are compiled and measured when a candidate has some, over the longest example, as in a later start.
+Candidates are timed with doubling tokens until that is slower twice in a row. The speed that counts
+is that over the run's own rows, including padding and smaller micro-batches; see `workload`.
 
-Where the host needs about as long to launch the kernels of a pass as the card to run them, passes
-are padded to shapes that repeat and replayed; see `cuda_graphs`. Where the card is slower, padding
-would only cost time.
+If the host needs about as long to launch the kernels of a pass as the card to run them, passes are
+padded to repeating shapes and replayed; see `cuda_graphs`. On a slower card padding would only cost
+time.
 
-A fast card finishes a pass before its clock drops at the power limit, and cools between passes.
-So the best settings are timed again in a final, over real steps. The result is stored for the next
+A fast card finishes a pass before its clock drops at the power limit, and cools between passes. So
+the best settings are timed again in a final, over real steps. The result is stored for the next
 start of the same shape.
 
 Settings change results only in the last digits, and a checkpoint carries the chosen one.
@@ -46,20 +46,21 @@ from agents.trainer.execution.setting import (
 from agents.trainer.execution.workload import CostCurve, Workload, count_tokens
 from agents.trainer.optim.optimizer_reserve import Reserve
 
-# Sizes in a row without gain that end the search. One alone may merely fit memory badly.
+# Number of sizes in a row without gain that end the search. A single one may merely fit badly.
 _MAX_SLOWER = 2
-# Time after which no further setting is tried, in seconds. Compilation does not count.
+# Time after which no further setting is tried, without compilation, in seconds.
 _SEARCH_S = 25.0
-# Settings that a search usually tries.
+# Usual number of settings in a search.
 _USUAL_TRIALS = 6
-# Share of the best speed from which a setting may still win with more offloading or in the final.
+# Fraction of the best speed with which a setting may still win, with more offloading or in the
+# final.
 _NEAR = 0.95
-# Share of a pass that its launches take, from which replaying may pay, and above which it does.
+# Fraction of a pass that its launches take, from which replaying may pay, and from which it does.
 _MAY_REPEAT, _MUST_REPEAT = 0.4, 0.8
-# Share of the best speed for a setting of the final that differs in the layers' modes alone, whose
+# Fraction of the best speed for a setting of the final that differs only in the layers' modes: its
 # passes are as long.
 _NEAR_ALIKE = 0.99
-# Time per setting in the final, and limit of its step, in seconds; number of settings.
+# Time per setting in the final and limit of its step, in seconds; number of settings.
 _FINAL_S, _FINAL_STEP_S = 0.7, 1.5
 _MAX_FINALISTS = 2
 
@@ -68,18 +69,18 @@ class Tuner:
     """Times settings on one GPU.
 
     Args:
-        executor: Executor whose layers can offload.
-        device: The GPU.
-        workload: What this rank will compute.
-        max_tokens: Largest micro-batch that can occur, in tokens.
-        recompute: Whether layers may, must or must not recompute.
-        reserve: Memory reserve of the optimizer, which a setting has to leave free.
-        is_kept: Whether all layers can keep their activations of the longest example.
-        report: Called with the settings tried, their likely number, and seconds until the end.
-        log: Called with a line for each measurement, for the log of the rank.
+        executor: executor whose layers can offload.
+        device: the GPU.
+        workload: work of this rank.
+        max_tokens: largest micro-batch that can occur, in tokens.
+        recompute: rule of the spec: whether layers may, must or must not recompute.
+        reserve: memory reserve of the optimizer, which a setting has to leave free.
+        is_kept: True if all layers can keep their activations of the longest example.
+        report: called with the number of settings tried, their likely total, and the seconds left.
+        log: called with a line for each measurement, for the log of the rank.
     """
 
-    def __init__(  # noqa: PLR0913 - what it measures with, and whom it tells
+    def __init__(  # noqa: PLR0913 - the parts of a measurement, and its listeners
         self,
         executor: Executor,
         device: torch.device,
@@ -98,7 +99,7 @@ class Tuner:
         self._max_tokens = min(MOST_TOKENS, max_tokens)
         self._recompute = recompute
         self._reserve = reserve
-        # Whether no layer that recomputes is compiled yet, and what they need once they are.
+        # True until recomputing layers are compiled; then the second field holds their needs.
         self._is_kept = is_kept
         self._completed: Needs | None = None
         self._report = report
@@ -108,26 +109,26 @@ class Tuner:
         """Settings with their measured speeds."""
         self.finalists: list[ExecutionSetting] = []
         """Settings of the final, with the speeds measured in it."""
-        # Extra bytes that the packed weights of a tried setting would take dequantized.
+        # Extra bytes of the packed weights of a tried setting if they were dequantized.
         self._dequantizable_bytes: dict[ExecutionSetting, int] = {}
-        # Seconds of launching a pass, and of computing a token once launches are hidden; measured.
+        # Time to launch a pass, and to compute a token without waiting for launches; both measured.
         self._launch_s = self._token_s = 0.0
         self._deadline_s = math.inf
 
     def choose(self) -> ExecutionSetting:
         """Return the fastest setting found."""
         needs = self._measure()
-        self._deadline_s = time.monotonic() + _SEARCH_S  # does not include compilation
+        self._deadline_s = time.monotonic() + _SEARCH_S  # the measurement before has compiled
         best, tokens, num_slower = self._try(needs, needs.tokens), needs.tokens, 0
         if best is None:
             return self._try_least(needs.tokens)
         while tokens < self._max_tokens and num_slower < _MAX_SLOWER and self._is_in_time:
             tokens = min(2 * tokens, self._max_tokens)
-            found = self._try(needs, tokens)
-            if found is None:
+            candidate = self._try(needs, tokens)
+            if candidate is None:
                 break
-            is_faster = found.tokens_per_s > best.tokens_per_s
-            best, num_slower = (found, 0) if is_faster else (best, num_slower + 1)
+            is_faster = candidate.tokens_per_s > best.tokens_per_s
+            best, num_slower = (candidate, 0) if is_faster else (best, num_slower + 1)
         return self._run_final(
             self._offload_for_weights(needs, self._try_neighbours(needs, best, tokens))
         )
@@ -135,7 +136,7 @@ class Tuner:
     def _try_least(self, tokens: int) -> ExecutionSetting:
         """Return the setting that needs the least memory, replayed if that fits.
 
-        Memory is planned with some to spare; a card may be so full that it has none.
+        Planned memory includes a margin, which a very full card may not have.
         """
         least = ExecutionSetting(micro_tokens=tokens, num_recomputed=self._max_recomputed)
         for is_repeating in dict.fromkeys((*self._choose_modes(tokens), False)):
@@ -147,12 +148,13 @@ class Tuner:
     def _try_neighbours(
         self, needs: Needs, best: ExecutionSetting, max_tokens: int
     ) -> ExecutionSetting:
-        """Return the fastest of the best setting and of sizes halfway to the next ones."""
+        """Return the fastest of the best setting and of sizes halfway to its neighbors."""
         found, sizes = [best], []
         if best.micro_tokens < max_tokens:
             sizes.append(min(3 * best.micro_tokens // 2, self._max_tokens))
         if best.micro_tokens > 2 * needs.tokens:
             sizes.append(3 * best.micro_tokens // 4)
+        # Few long rows may give the same part for several sizes, which need not be timed again.
         near = (best.micro_tokens, best.micro_tokens // 2)
         known = {count_tokens(self._workload.choose_part(tokens)) for tokens in near}
         for tokens in sizes:
@@ -164,11 +166,12 @@ class Tuner:
     def _offload_for_weights(self, needs: Needs, best: ExecutionSetting) -> ExecutionSetting:
         """Return the fastest of the best setting and of some that offload to dequantize weights.
 
-        Copies cost almost nothing while the bus keeps up, whereas dequantizing in every pass costs
-        its full time. The number of layers that recompute does not grow.
+        Copies are almost free while the bus keeps up, whereas dequantizing in every pass costs its
+        full time. The number of recomputing layers does not grow.
         """
-        near = [one for one in self.tried if one.tokens_per_s > _NEAR * best.tokens_per_s]
-        sizes = {one.micro_tokens: one for one in sorted(near, key=_read_speed)}  # the fastest
+        near = [each for each in self.tried if each.tokens_per_s > _NEAR * best.tokens_per_s]
+        # The fastest setting of each size, as later ones replace earlier ones.
+        sizes = {each.micro_tokens: each for each in sorted(near, key=_read_speed)}
         for setting in sorted(sizes.values(), key=_read_speed, reverse=True):
             for plan in self._plan_offload_for_weights(needs, setting):
                 if not self._is_in_time:
@@ -185,7 +188,7 @@ class Tuner:
     ) -> Iterator[LayerPlan]:
         """Yield plans that offload more and recompute no more than a setting.
 
-        The first plan leaves room for all weights dequantized, later ones for a share of those
+        The first plan leaves room for all weights dequantized, later plans for a fraction of those
         that are still packed.
         """
         missing_bytes, num_moved = self._dequantizable_bytes[setting], math.inf
@@ -212,7 +215,7 @@ class Tuner:
                 yield plan
 
     def _run_final(self, best: ExecutionSetting) -> ExecutionSetting:
-        """Return the setting that is fastest over real steps, of the best ones."""
+        """Return the setting that is fastest over real steps, out of the best ones."""
         near = [one for one in self.tried if one.tokens_per_s > _NEAR * best.tokens_per_s]
         kinds = {replace(one, tokens_per_s=0.0): one for one in sorted(near, key=_read_speed)}
         rivals = sorted(kinds.values(), key=_read_speed, reverse=True)
@@ -223,6 +226,7 @@ class Tuner:
             if (one.micro_tokens, one.is_repeating) != alike
             or one.tokens_per_s > _NEAR_ALIKE * best.tokens_per_s
         ][:_MAX_FINALISTS]
+        # Passes this long have already shown the sustained speed.
         if best.micro_tokens > LONG_S * best.tokens_per_s:
             return best
         for setting in rivals:
@@ -278,7 +282,7 @@ class Tuner:
         return needs
 
     def _complete(self) -> None:
-        """Compile and measure layers that recompute, which does not count as searching."""
+        """Compile and measure recomputing layers; the search time does not include it."""
         self._is_kept = False
         started_s = time.monotonic()
         self._completed = self._measure()
@@ -290,9 +294,10 @@ class Tuner:
         return offloader.arena.capacity_bytes if offloader is not None else 0
 
     def _try(self, needs: Needs, tokens: int) -> ExecutionSetting | None:
-        """Return the fastest of some settings for a micro-batch size, or None if none fits.
+        """Return the fastest of several settings for a micro-batch size, or None if no setting
+        fits.
 
-        Compares offloading with no offloading, and replayed passes with launched ones where the
+        Compares offloading with no offloading, and replayed passes with launched ones if the
         launches take about as long as the card.
         """
         left_s = max(0.0, self._deadline_s - time.monotonic())
@@ -300,7 +305,8 @@ class Tuner:
         self._report(num_tried, max(_USUAL_TRIALS, num_tried + 1), left_s)
         modes = self._choose_modes(tokens)
         tried = [self._try_plans(needs, tokens, is_repeating=one) for one in modes]
-        if modes == [True] and self._choose_modes(tokens) == [False]:  # it cannot be recorded
+        # A failed recording shows that this model cannot be recorded.
+        if modes == [True] and self._choose_modes(tokens) == [False]:
             tried = [self._try_plans(needs, tokens, is_repeating=False)]
         return max((one for one in tried if one is not None), key=_read_speed, default=None)
 
@@ -329,12 +335,12 @@ class Tuner:
     def _try_plan(
         self, needs: Needs, setting: ExecutionSetting, *, may_move: bool
     ) -> ExecutionSetting | None:
-        """Time the plan that should fit, then smaller ones if it does not. None if none fits.
+        """Time the plan that should fit, then smaller ones if it does not; None if no plan fits.
 
         Args:
-            needs: Measured memory needs.
-            setting: Names the micro-batch size, and whether passes are replayed.
-            may_move: Whether layers may offload.
+            needs: measured memory needs.
+            setting: micro-batch size, and whether passes are replayed.
+            may_move: True if layers may offload.
         """
         timed: list[ExecutionSetting] = []
         for caution in PLANNED_SHARES:
@@ -361,7 +367,7 @@ class Tuner:
     def _choose_plan(
         self, needs: Needs, setting: ExecutionSetting, caution: float, *, may_move: bool
     ) -> LayerPlan | None:
-        """Return the plan for a share of the free memory, or None if none fits."""
+        """Return the plan for a fraction of the free memory, or None if no plan fits."""
         free_bytes = read_free_bytes(self._device) - self._reserve.lasting_bytes
         plan = choose_plan(
             without_launches(self._completed or needs, self.tried),
@@ -382,12 +388,12 @@ class Tuner:
         return cannot_win(setting, plan, self.tried, self._executor.layers.num_layers)
 
     def _try_setting(self, setting: ExecutionSetting) -> tuple[ExecutionSetting | None, bool]:
-        """Return what `_time_setting` does, and log it."""
+        """Return and log the result of `_time_setting`."""
         found, is_roomy = self._time_setting(setting)
-        told = f"{found.tokens_per_s:,.0f} tokens/s" if found else self._executor.shortage
+        result = f"{found.tokens_per_s:,.0f} tokens/s" if found else self._executor.shortage
         self._log(
             f"{setting.micro_tokens:,} tokens at once, {setting.num_recomputed} layers recompute, "
-            f"{setting.num_moved} offload{', replayed' if setting.is_repeating else ''}: {told}"
+            f"{setting.num_moved} offload{', replayed' if setting.is_repeating else ''}: {result}"
             f"{'' if is_roomy or found is None else ', memory is tight'}"
         )
         return found, is_roomy
@@ -395,9 +401,9 @@ class Tuner:
     def _time_setting(self, setting: ExecutionSetting) -> tuple[ExecutionSetting | None, bool]:
         """Return the setting with its speed (None if out of memory), and whether it fits well.
 
-        It does not if the allocator has to flush and reallocate during the passes because of
-        fragmentation, which costs more time than the setting gains, or if passes that were to be
-        replayed could not be recorded.
+        It fits badly if the allocator has to flush and reallocate during the passes because of
+        fragmentation, which costs more time than the setting gains, or if passes to be replayed
+        could not be recorded.
         """
         apply_setting(self._executor, setting)
         part = self._workload.choose_part(setting.micro_tokens)
@@ -405,6 +411,7 @@ class Tuner:
             fill_spare_memory(self._executor, self._device, part, self._reserve)
             before = count_alloc_retries(self._device)
             costs = self._measure_costs(setting)
+            # A recording that found no memory is tried again with fewer unpacked weights.
             while self._executor.make_room_for_graphs():
                 costs = self._measure_costs(setting)
             is_roomy = count_alloc_retries(self._device) == before
@@ -423,7 +430,7 @@ class Tuner:
         return None, False
 
     def _measure_costs(self, setting: ExecutionSetting) -> CostCurve | None:
-        """Time a full micro-batch and, where many are smaller, a small one."""
+        """Time a full micro-batch and, if many are smaller, a small one."""
         is_repeating = setting.is_repeating
         part = self._workload.choose_full(setting.micro_tokens, is_repeating=is_repeating)
         if not is_repeating and not self._executor.try_gradients(part):
@@ -439,10 +446,11 @@ class Tuner:
         if size is not None and large.seconds < LONG_S and self._is_in_time:
             small_part = self._workload.choose_part(size)
             small_tokens = count_tokens(small_part)
+            # Two points that close would give a meaningless slope.
             small = self._timer.time(small_part) if small_tokens < 0.9 * tokens else None
             if small is not None:
                 points.insert(0, (small_tokens, small.seconds))
-        # A pass that is replayed, or recorded, says nothing of its launches.
+        # A replayed or recorded pass does not show its launch time.
         return CostCurve(tuple(points), self._launch_s if is_repeating else large.launch_s)
 
 

@@ -1,8 +1,7 @@
-"""Measure how fast this rank trains, on the real model and real rows.
+"""Measure the training speed of this rank on the real model and real rows.
 
-All ranks measure at the same time, so that ranks that share a PC slow each other down as they will
-in training. Measuring changes no state: gradients are zeroed at every step, and dropout uses no
-random stream.
+All ranks measure at the same time, so ranks that share a PC slow each other down as in training.
+Measuring changes no state: gradients are zeroed at every step, and dropout uses no random stream.
 """
 
 from __future__ import annotations
@@ -12,33 +11,31 @@ from collections.abc import Sequence
 
 import torch
 
-from agents.trainer.data.examples import Part
+from agents.trainer.data.examples import BatchPart
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.workload import count_tokens
 
-# Total time of the timed passes at which measuring stops, in seconds.
+# Total time of the timed passes after which measuring stops, in seconds.
 _MIN_S = 0.2
 _MAX_TRIES = 5
-# A first pass that takes longer is the measurement.
+# A longer first pass is the measurement itself, in seconds.
 _LONG_S = 10.0
 
 
-def measure_speed(executor: Executor, parts: Sequence[Part], device: torch.device) -> float:
+def measure_speed(executor: Executor, parts: Sequence[BatchPart], device: torch.device) -> float:
     """Return the tokens per second of forward and backward passes over real steps.
 
-    The first pass is a warm-up, unless it takes long; where passes are replayed, the second one
-    records them. The fastest of the others counts, because other programs can only make a pass
-    slower.
+    The fastest pass counts, because other programs can only make a pass slower.
 
     Args:
-        executor: With its final setting.
-        parts: Steps of this rank, or parts of them. All but the first are left out if that takes
-            long.
-        device: Of the executor.
+        executor: executor with its final setting.
+        parts: steps of this rank, or parts of steps; only the first one if that takes long.
+        device: device of the executor.
     """
     first_s = _time_pass(executor, parts[0], device)
     if first_s > _LONG_S:
         return count_tokens(parts[0]) / first_s
+    # The first pass warms up; the second one records if passes are replayed.
     for _ in range(2 if executor.is_repeating else 1):
         for part in parts:
             _time_pass(executor, part, device)
@@ -49,7 +46,7 @@ def measure_speed(executor: Executor, parts: Sequence[Part], device: torch.devic
     return num_tokens / min(times_s)
 
 
-def _time_pass(executor: Executor, part: Part, device: torch.device) -> float:
+def _time_pass(executor: Executor, part: BatchPart, device: torch.device) -> float:
     started = time.perf_counter()
     executor.add_gradients(part)
     if device.type == "cuda":

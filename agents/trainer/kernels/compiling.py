@@ -1,8 +1,7 @@
 """Check whether this machine can compile layers, and make compilation reproducible.
 
-Triton needs the machine's C compiler for its launchers. Inductor's autotuning is disabled where
-runs must be bit-equal: it chooses kernels by timing them, so two starts could add in different
-orders.
+Triton needs the machine's C compiler for its launchers. Inductor's autotuning is disabled for
+bit-equal runs: it chooses kernels by timing them, so two starts could add in different orders.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ def find_obstacle(device: torch.device) -> str | None:
 
 
 def fix_settings() -> None:
-    """Configure the compiler. Must be called before anything is compiled."""
+    """Configure the compiler. Must be called before the first compilation."""
     import torch._dynamo
     import torch._inductor.config
 
     torch._dynamo.config.recompile_limit = _MAX_VARIANTS
-    # A `FusedSet` keeps outputs between its layers, but none beyond the decoder layer, so a
+    # A `FusedSet` keeps outputs between its layers, but not beyond the decoder layer, so a
     # recomputation need not repeat that side effect.
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     if hasattr(torch._inductor.config, "deterministic"):  # since torch 2.10
@@ -50,7 +49,7 @@ def start_workers() -> None:
     """Start the processes that compile in the background; returns at once.
 
     Each imports torch, which takes seconds. Until they are ready, Inductor compiles one kernel
-    after the other in this process; started before the weights load, they are ready in time.
+    after the other in this process. Processes that start before the weights load are ready in time.
     """
     from torch._inductor import async_compile
 

@@ -1,7 +1,7 @@
 """Cross-entropy of a chunk of tokens and its gradient, fused into one Triton kernel.
 
-Each row of logits is read twice and overwritten by its gradient, in the type of the product. That
-is a fifth of the memory traffic of separate operations. Only for GPUs that Triton compiles for.
+Each row of logits is read twice and overwritten by its gradient, in the type of the product: a
+fifth of the memory traffic of separate operations. Only for GPUs that Triton supports.
 
 Shape letters: C tokens of a chunk, V entries of the vocabulary.
 """
@@ -20,10 +20,10 @@ from agents.trainer.kernels import compiling
 try:
     import triton  # type: ignore[import-not-found, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
-except ImportError:  # torch for CPUs comes without
+except ImportError:  # torch for CPUs comes without it
     triton = None
 
-# Logits that one program loads at a time. A row is longer, so the kernel loops over it.
+# Number of logits that one program loads at a time. A row is longer, so the kernel loops over it.
 _BLOCK_LOGITS = 8192
 
 if triton is not None:
@@ -45,15 +45,15 @@ if triton is not None:
         vocab_size: tl.constexpr, is_capped: tl.constexpr, is_scaled: tl.constexpr,
         wants_gradient: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
-        # int64, because the offset of a row could overflow int32.
+        # int64, because the offset of a row may overflow int32.
         row = tl.program_id(0).to(tl.int64)
         logits += row * vocab_size
         target = tl.load(label + row)
-        is_target = target >= 0  # a negative label only fills a shape
+        is_target = target >= 0  # a negative label is padding
         most = float("-inf")
         total = 0.0
-        # Online softmax: the sum is rescaled when a block holds a new maximum, so that the first
-        # pass reads each logit once.
+        # Online softmax: the sum is rescaled when a block has a new maximum, so that the first pass
+        # reads each logit once.
         for start in range(0, vocab_size, size):
             word = start + tl.arange(0, size)
             inside = word < vocab_size
@@ -99,12 +99,12 @@ def compute_losses(
     """Return the cross-entropy of each token (C,), float32.
 
     Args:
-        logits_CV: Unscaled products on a GPU. Overwritten by their gradient if one is requested.
-        label_C: Target token ids, int64. Negative ones have neither loss nor gradient.
-        scale: Positive factor of the logits.
-        softcap: Limit of the scaled logits' magnitude, applied with tanh; None for no limit.
-        wants_gradient: Whether to compute the gradient.
-        gradient_scale: Factor of the gradient, a scalar on the GPU; None for 1.
+        logits_CV: unscaled products on a GPU, overwritten by their gradient if requested.
+        label_C: target token ids, int64. Negative ones have neither loss nor gradient.
+        scale: positive factor of the logits.
+        softcap: limit of the scaled logits' magnitude, applied with tanh; None for no limit.
+        wants_gradient: True to compute the gradient.
+        gradient_scale: factor of the gradient, a scalar on the GPU; None for 1.
     """
     num_tokens, vocab_size = logits_CV.shape
     loss_C = torch.empty(num_tokens, dtype=torch.float32, device=logits_CV.device)

@@ -43,19 +43,19 @@ class _Program:
 
 
 Build = Callable[[int, int], int | None]
-"""Maps counts of sequences and key heads to scratch bytes, or to None if cuDNN refuses them."""
+"""Maps numbers of sequences and key heads to scratch bytes, or None if cuDNN refuses them."""
 
 
 def differentiate(
     inputs: tuple[Tensor, ...], lse_HM: Tensor, length: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the gradients of queries, keys and values (M, heads, D), the same bits every time.
+    """Return the gradients of queries, keys and values (M, heads, D), bit-equal every time.
 
     Args:
-        inputs: Gradient, queries, keys, values, output (M, heads, D), in half precision.
-        lse_HM: Log-sum-exp of the scores, float32.
-        length: Length that all sequences have, in tokens.
-        scale: Factor of the scores.
+        inputs: gradient, queries, keys, values, output (M, heads, D), in half precision.
+        lse_HM: log-sum-exp of the scores, float32.
+        length: common length of all sequences, in tokens.
+        scale: factor of the scores.
 
     Returns:
         The gradients, or None if cuDNN has no deterministic form for this card or shape.
@@ -72,7 +72,7 @@ def differentiate(
     lse_SHT1 = lse_HM.detach().unflatten(1, (-1, length)).transpose(0, 1).unsqueeze(-1)
     views.insert(5, lse_SHT1.contiguous())
     # Heads of each view per key head. With grouped queries several query heads share one key head,
-    # and a piece must hold all of them for the gradients of keys and values to be complete.
+    # and a piece must hold all of them for complete gradients of keys and values.
     heads = (shared, shared, 1, 1, shared, shared, shared, 1, 1)
 
     def cut(first_sequence: int, sequences: int, first_key: int, keys: int) -> list[Tensor]:
@@ -96,7 +96,7 @@ def differentiate(
         return None
     handle = _open(device)
     _library().set_stream(handle, torch.cuda.current_stream(device).cuda_stream)
-    room: Tensor | None = None  # shared by all pieces: they run one after the other
+    room: Tensor | None = None  # shared by all pieces, which run one after the other
     for first in range(0, num_sequences, size[0]):
         for key in range(0, num_keys, size[1]):
             piece = cut(first, min(size[0], num_sequences - first), key, size[1])
@@ -137,7 +137,7 @@ def divide(sequences: int, keys: int, scratch: Build) -> tuple[int, int] | None:
 
 @functools.cache
 def _library() -> Any:
-    """Return NVIDIA's package, or None where it is not installed or finds no cuDNN."""
+    """Return NVIDIA's package, or None if it is not installed or finds no cuDNN."""
     try:
         import cudnn
     except (ImportError, OSError, RuntimeError, AssertionError):

@@ -25,9 +25,9 @@ from agents.trainer.kernels import cudnn_attention
 from agents.trainer.kernels.operators import operator, set_gradient, shapes_of
 
 _aten: Any = torch.ops.aten
-# Older cards are faster with FlashAttention.
+# FlashAttention is faster on older cards.
 _CUDNN_CAPABILITY = (9, 0)
-# Wider heads stay with FlashAttention.
+# Wider heads use FlashAttention.
 _WIDEST_CUDNN = 128
 
 
@@ -43,17 +43,17 @@ def flash_attention(
     """Return causal attention within each segment (M, H, D); keys may have fewer heads.
 
     Args:
-        query_MHD: Queries in half precision, on a GPU.
-        key_MHD: Keys of the same type.
-        value_MHD: Values of the same type.
-        bounds_S: First token of each segment and the total number of tokens, int32 on the GPU.
+        query_MHD: queries in half precision, on a GPU.
+        key_MHD: keys of the same type.
+        value_MHD: values of the same type.
+        bounds_S: first token of each segment and the total number of tokens, int32 on the GPU.
             The last segments may be empty.
-        host_extent_2: See `Segments`.
-        scale: Factor of the scores.
-        window: Number of tokens that each token attends to, itself included; 0 for all before it.
+        host_extent_2: see `Segments`.
+        scale: factor of the scores.
+        window: number of tokens that each token attends to, including itself; 0 for all before it.
     """
-    # FlashAttention gives its results the order of its inputs' axes in memory, which the compiler
-    # has to know beforehand; where they are copied, it makes them in this order to begin with.
+    # FlashAttention returns results with the memory order of its inputs' axes, which the compiler
+    # has to know in advance. For copied inputs the compiler creates this order directly.
     query, key, value = (_put_tokens_first(x) for x in (query_MHD, key_MHD, value_MHD))
     out_MHD: Tensor
     out_MHD, _ = _attend(query, key, value, bounds_S, host_extent_2, scale, window)
@@ -119,12 +119,12 @@ def _attend_backward(
             return exact
     no_dropout = torch.zeros(2, dtype=torch.uint64, device=query_MHD.device)
     with _strictly_deterministic():
-        found = _aten._flash_attention_backward(
+        gradients = _aten._flash_attention_backward(
             gradient_MHD.contiguous(), query_MHD, key_MHD, value_MHD, out_MHD, lse_HM,
             bounds_S, bounds_S, longest, longest, 0.0, not window, no_dropout, no_dropout,
             scale=scale, **_window(window),
         )  # fmt: skip
-    return tuple(found)
+    return tuple(gradients)
 
 
 @shapes_of(_attend_backward)

@@ -1,7 +1,7 @@
 """Linear layers that share their input, as one custom operator with its gradient.
 
 The down projections of all adapters are one product. In the backward pass each product accumulates
-into the gradient of the input (addmm), which saves separate passes over memory for the sums, and
+into the gradient of the input (addmm), which avoids separate passes over memory for the sums, and
 the gradients of the adapters are produced in the type in which they are accumulated.
 
 Shape letters: M tokens, I inputs, O outputs of one layer, R ranks of all adapters of a set, Q rank
@@ -33,28 +33,29 @@ def multiply(
 ) -> list[Tensor]:
     """Return x @ W.T + low @ up.T (M, O) for each layer; the second term only with an adapter.
 
-    Opaque to the compiler on purpose: it would save the result of every product that it can see
-    into, even in a layer that recomputes its activations.
+    Deliberately opaque to the compiler: it would save the result of every product that it can
+    trace, even in a layer that recomputes its activations.
 
     Args:
-        x_MI: Input of all layers.
-        low_MR: Outputs of the adapters' down projections.
-        down_RI: The down projections, if low = x @ down.T. If None, the gradient of `low` itself
+        x_MI: input of all layers.
+        low_MR: outputs of the adapters' down projections.
+        down_RI: the down projections, if low = x @ down.T. If None, the gradient of `low` itself
             is returned.
-        ups: Up projection (O, Q) of each layer with an adapter.
-        trained: Parameters that `down` and `ups` are copies of, in this order, (Q, I) and (O, Q).
+        ups: up projection (O, Q) of each layer with an adapter.
+        trained: parameters (Q, I) and (O, Q), whose copies are `down` and `ups` in this order.
             They receive the gradients.
-        weights: Weight (O, I) of each layer, or its NF4 handle; see `nf4.get_handle`.
-        sizes: Input features, then output features and rank of each layer; rank 0 without adapter.
-        scale: Factor that `ups` already contain.
+        weights: weight (O, I) of each layer, or its NF4 handle; see `nf4.get_handle`.
+        sizes: input features, then output features and rank of each layer; rank 0 without adapter.
+        scale: factor that `ups` already contain.
     """
+    # The base product is added to the adapter's output: no third tensor of that size.
     started = [] if low_MR is None else _expand(low_MR, ups)
-    found = []
+    outputs = []
     for weight, rank in zip(weights, sizes[2::2], strict=True):
         weight_IO = read_weight(weight).T
         is_adapted = low_MR is not None and rank
-        found.append(started.pop(0).addmm_(x_MI, weight_IO) if is_adapted else x_MI @ weight_IO)
-    return found
+        outputs.append(started.pop(0).addmm_(x_MI, weight_IO) if is_adapted else x_MI @ weight_IO)
+    return outputs
 
 
 @shapes_of(multiply)
@@ -139,7 +140,7 @@ def _differentiate_adapters(
     """Return the gradients of `low` and of each of `ups`, the latter in type `dtype`.
 
     Args:
-        gradients: Gradient (M, O) of each adapter's output.
+        gradients: gradient (M, O) of each adapter's output.
     """
     # A single adapter has little to save.
     if len(ups) > 1 and lora_kernels.supports(low_MR, ups):
@@ -172,6 +173,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     saved = list(ctx.saved_tensors)
+    # Autograd saves a flat list of tensors, so it is divided by the stored counts.
     weights, saved = saved[: ctx.num_weights], saved[ctx.num_weights :]
     ups, saved = saved[: ctx.num_ups], saved[ctx.num_ups :]
     low_MR, down_RI, x_MI = (saved.pop(0) if has else None for has in ctx.has)
@@ -187,6 +189,7 @@ def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
             of_trained.append(first[start : start + rank])
             start += up_OQ.shape[1]
     up_sizes = ctx.trained_sizes[len(of_trained) :]
+    # Ranks of the copies are padded; those of the parameters are not.
     of_trained += [found[:, :rank] for found, (_, rank) in zip(more, up_sizes, strict=True)]
     of_low = first if down_RI is None else None
     nothing = [None] * len(ups), of_trained, [None] * len(weights), None, None
@@ -202,5 +205,5 @@ def read_weight(weight: Tensor) -> Tensor:
 
 
 def _split(low_MR: Tensor, ups: list[Tensor]) -> Iterable[Tensor]:
-    """Return the columns of `low` that belong to each adapter."""
+    """Return the columns of `low` of each adapter."""
     return low_MR.split([up_OQ.shape[1] for up_OQ in ups], dim=1)

@@ -1,12 +1,12 @@
-"""Products of rows with one matrix per group: rows of one group are adjacent.
+"""Products of rows with one matrix per group, where rows of one group are adjacent.
 
-The experts of a mixture are such groups. How many rows each has is known only on the device, so
-nothing here waits for it: grids and sizes depend on the number of all rows alone, which also lets a
-CUDA graph record them. Each sum is taken in one order, without atomic additions.
+The experts of a mixture are such groups. The number of rows of each is known only on the device, so
+this code never waits for it: grids and sizes depend only on the total number of rows, which also
+lets a CUDA graph record them. Each sum has one order, without atomic additions.
 
-On a GPU bfloat16 rows go through `torch.nn.functional.grouped_mm` where that reads the bounds on
-the device (Hopper and data-center Blackwell; on other cards it copies them to the host first), all
-other products through the Triton kernels below. A CPU takes one group after the other.
+On a GPU bfloat16 rows use `torch.nn.functional.grouped_mm` if it reads the bounds on the device
+(Hopper and data-center Blackwell; on other cards it first copies them to the host). All other
+products use the Triton kernels below. A CPU computes one group after the other.
 
 Shape letters: S rows, G groups, K inner features, N outer features, M features of a left factor.
 """
@@ -20,13 +20,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 try:
     import triton  # type: ignore[import-not-found, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
-except ImportError:  # torch for CPUs comes without
+except ImportError:  # torch for CPUs comes without it
     triton = None
 
 # Rows, outer and inner features of a tile: 72 KiB of shared memory with three stages in half
@@ -36,7 +36,7 @@ _ROWS, _OUTER, _INNER = 64, 128, 64
 _SMALLEST = 16
 # Compute capabilities whose `grouped_mm` reads the bounds of groups on the device.
 _DEVICE_BOUNDS = (9, 10)
-# Leading dimensions of its operands are multiples of this many bytes.
+# Leading dimensions of its operands must be multiples of this many bytes.
 _ALIGNED_BYTES = 16
 
 if triton is not None:
@@ -48,6 +48,8 @@ if triton is not None:
         """Return a tile's group, first row and end; the group is `num_groups` without rows."""
         index = tl.arange(0, groups)
         is_group = index < num_groups
+        # Every program scans all groups: their number is small, and the host does not know the
+        # bounds.
         stops = tl.load(ends + index, mask=is_group, other=0)
         starts = tl.load(ends + index - 1, mask=is_group & (index > 0), other=0)
         tiles = tl.where(is_group, (stops - starts + rows - 1) // rows, 0)
@@ -119,11 +121,11 @@ def multiply_rows(
     """Return each row times the matrix of its group (S, N).
 
     Args:
-        x_SK: Rows, sorted by group.
-        w_GKN: Matrix of each group, of the rows' type; any strides.
-        ends_G: Number of rows up to the end of each group, int32. Rows behind the last end belong
-            to no group, and what is returned for them is undefined on a GPU.
-        add_to: Tensor (S, N) that the product is added to, in place, and that is returned.
+        x_SK: rows, sorted by group.
+        w_GKN: matrix of each group, of the rows' type; any strides.
+        ends_G: number of rows up to the end of each group, int32. Rows after the last end belong
+            to no group, and their results are undefined on a GPU.
+        add_to: tensor (S, N) to which the product is added in place, and which is returned.
     """
     if not x_SK.is_cuda:
         return _loop_rows(x_SK, w_GKN, ends_G, add_to)
@@ -138,7 +140,7 @@ def multiply_outer(
 ) -> Tensor:
     """Return scale * a.T @ b over the rows of each group (G, M, N) in type `dtype`.
 
-    Sums are taken in float32 at least.
+    Sums use at least float32.
     """
     if a_SM.is_cuda:
         return launch_outer(a_SM, b_SN, ends_G, dtype, scale)
@@ -169,14 +171,14 @@ def _reads_bounds_on_device(device: torch.device) -> bool:
 
 
 def _suits_torch(x_SK: Tensor, w_GKN: Tensor) -> bool:
-    """Return whether torch's own kernel takes these operands."""
+    """Return whether torch's own kernel supports these operands."""
     sides = (x_SK.shape[1], w_GKN.shape[2])
     return (
         x_SK.dtype == w_GKN.dtype == torch.bfloat16
         and x_SK.stride(1) == 1
         and 1 in (w_GKN.stride(1), w_GKN.stride(2))
         and not any(side * x_SK.itemsize % _ALIGNED_BYTES for side in sides)
-        # Narrow products, those of adapters, waste most of its tiles.
+        # Narrow products, like those of adapters, waste most of its tiles.
         and min(sides) >= _OUTER
     )
 

@@ -1,13 +1,13 @@
 """The two products of a layer's experts, as custom operators with their gradients.
 
-Every token goes through `top_k` experts. Tokens are sorted by expert once; the first product reads
-its rows through that order, and the second one puts its results back and adds those of each token.
-So no copy of the tokens per expert outlives the operator, and the sum over a token's experts is
-taken in one order. Adapters are low-rank products beside the base product: the sum of a weight and
-its update is never formed. NF4 weights are dequantized for one product at a time.
+Every token passes through `top_k` experts. Tokens are sorted by expert once; the first product
+reads its rows in that order, and the second one restores the order and adds the results of each
+token. So no copy of the tokens per expert outlives the operator, and the sum over a token's experts
+has one order. Adapters are separate low-rank products: the sum of a weight and its update is never
+formed. NF4 weights are dequantized for one product at a time.
 
-Opaque to the compiler, for the reason that `fused_linear_op` gives. A frozen product saves nothing
-for its backward pass but the order of rows.
+Opaque to the compiler, for the reason that `fused_linear_op` gives. A frozen product saves only the
+order of rows for its backward pass.
 
 Shape letters: T tokens, K experts of a token, S = T * K rows, E experts, I inputs, O outputs, Q
 rank of an adapter.
@@ -36,14 +36,14 @@ class GroupedShape:
     num_inputs: int
     num_outputs: int
     is_transposed: bool
-    """Whether weights are stored as (E, I, O) instead of (E, O, I)."""
+    """True if weights are stored as (E, I, O) instead of (E, O, I)."""
     group_blocks: int
     """Number of NF4 blocks that share the constant of a group; 0 if weights are not quantized."""
     top_k: int
     gathers: bool
-    """Whether it reads tokens (T, I) through the order of rows, instead of rows (S, I)."""
+    """True if it reads tokens (T, I) in the order of rows, instead of rows (S, I)."""
     sums: bool
-    """Whether it adds the results of each token (T, O), instead of returning rows (S, O)."""
+    """True if it adds the results of each token (T, O), instead of returning rows (S, O)."""
     rank: int
     """Rank of the adapter; 0 without one."""
 
@@ -66,6 +66,7 @@ def sort_by_expert(index_TK: Tensor, num_experts: int) -> list[Tensor]:
 
     Rows of one expert keep the order of tokens.
     """
+    # Stable, so that the order of a token's rows, and of each sum, is the same every time.
     expert_S, order_S = torch.sort(index_TK.reshape(-1), stable=True)
     numbers_E = torch.arange(1, num_experts + 1, dtype=expert_S.dtype, device=expert_S.device)
     ends_E = torch.searchsorted(expert_S, numbers_E, out_int32=True)
@@ -84,7 +85,7 @@ def _sort_shape(index_TK: Tensor, num_experts: int) -> list[Tensor]:
 
 @operator("reorder")
 def reorder(values_S: Tensor, order_S: Tensor, inverse_S: Tensor) -> Tensor:
-    """Return values_S[order_S]; the gradient is a lookup too, not a sum in any order."""
+    """Return values_S[order_S]; the gradient is also a lookup, not a sum in arbitrary order."""
     return values_S.index_select(0, order_S)
 
 
@@ -118,13 +119,13 @@ def multiply(
     """Return each row times the weights of its expert, plus its adapter's update.
 
     Args:
-        x: Tokens (T, I) or rows (S, I), in the type of the product.
-        route: Result of `sort_by_expert`.
-        weights: One tensor (E, O, I) or (E, I, O), or the six of `nf4.dequantize_parts`.
-        adapter: None, or down (E * Q, I) and up (O, Q * E) projection in the layout of PEFT's
+        x: tokens (T, I) or rows (S, I), in the type of the product.
+        route: result of `sort_by_expert`.
+        weights: one tensor (E, O, I) or (E, I, O), or the six of `nf4.dequantize_parts`.
+        adapter: empty, or down (E * Q, I) and up (O, Q * E) projection in the layout of PEFT's
             `target_parameters`; they receive the gradients, in their type.
         sizes: `GroupedShape.as_list`.
-        scale: Factor of the adapter's update.
+        scale: factor of the adapter's update.
     """
     shape, (order_S, inverse_S, ends_E) = _shape(sizes), route
     x_SI = _gather(x, order_S, shape) if shape.gathers else x
@@ -167,11 +168,12 @@ def _multiply_backward(
     x_SI = None
     if x is not None:
         x_SI = _gather(x, order_S, shape) if shape.gathers else x
-    # One each: an operator must not return a tensor twice.
+    # Separate empty tensors: an operator must not return a tensor twice.
     of_x, of_weights, of_down, of_up = (gradient.new_empty((0,)) for _ in range(4))
     if wants_input:
         weight_EOI = _read(weights, shape, gradient.dtype).transpose(1, 2)
         of_x = multiply_rows(gradient_SO, weight_EOI, ends_E)
+        # Dequantized weights of all experts are large: freed before the adapter's products.
         del weight_EOI
     if adapter:
         assert x_SI is not None
@@ -211,7 +213,7 @@ def _multiply_backward_shape(
         gradient.new_empty((rows, shape.num_inputs) if wants_input else (0,)),
         torch.empty_like(weights[0]) if wants_weights else gradient.new_empty((0,)),
         *(
-            [torch.empty_like(one) for one in adapter]
+            [torch.empty_like(part) for part in adapter]
             or [gradient.new_empty((0,)), gradient.new_empty((0,))]
         ),
     ]
@@ -221,6 +223,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, route, weights, adapter, ctx.sizes, ctx.scale = inputs
     ctx.wants_weights = len(weights) == 1 and weights[0].requires_grad
     ctx.num_weights, ctx.num_adapter = len(weights), len(adapter)
+    # A frozen product needs no input for its backward pass.
     ctx.has_input = bool(adapter) or ctx.wants_weights
     ctx.save_for_backward(*route, *weights, *adapter, *([x] if ctx.has_input else []))
 
@@ -278,7 +281,7 @@ def _read_adapter(
     down, up = adapter
     down_EQI = down.to(dtype).view(shape.num_experts, shape.rank, shape.num_inputs)
     up_OQE = (up * scale).to(dtype).view(shape.num_outputs, shape.rank, shape.num_experts)
-    # Contiguous along the outputs: the layout of files has the experts innermost.
+    # Contiguous along the outputs: in files the experts are innermost.
     return down_EQI.transpose(1, 2), up_OQE.permute(2, 1, 0).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Linear attention with a state that decays, for all segments of a flat row at once.
+"""Linear attention with a decaying state, for all segments of a flat row at once.
 
 Per head a state S (K, V) is read and written once per token, and starts at zero in each segment:
 S_t = a_t S_{t-1} + k_t v_t^T, o_t = S_t^T q_t (Mamba 2: Dao and Gu 2024, arXiv:2405.21060). The
@@ -8,10 +8,10 @@ arXiv:2412.06464).
 Both are computed in chunks of the row: within a chunk as attention, between chunks by their states
 (sections 6 and 3.3). A chunk may hold several segments, and a segment several chunks; pairs of
 tokens of different segments get a weight of exactly 0. The segments are read on the device, so
-shapes depend on the number of tokens alone.
+shapes depend only on the number of tokens.
 
-The whole is one opaque operation to the compiler and saves its inputs only: the backward pass
-repeats the forward pass, which otherwise would keep some twenty tensors of fp32.
+To the compiler it is one opaque operation that saves only its inputs: the backward pass repeats the
+forward pass, which would otherwise keep some twenty tensors of fp32.
 
 Shape letters: M tokens, G heads of queries and keys, H of values (a multiple of G), K and V their
 widths, C chunks, L tokens of a chunk.
@@ -24,13 +24,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 from agents.trainer.kernels.operators import operator, set_gradient, shapes_of
 
 _CHUNK_TOKENS = 64
-# What `normalizes` adds to the squared length, as the classes of Transformers do.
+# Added to the squared length for `normalizes`, as in Transformers' classes.
 _TINY = 1e-6
 
 
@@ -45,16 +45,16 @@ def attend_linearly(
     scale: float,
     normalizes: bool,
 ) -> Tensor:
-    """Return what each token reads from the state of its segment (M, H, V), in the type of values.
+    """Return each token's reading of its segment's state (M, H, V), in the type of values.
 
-    Computed in fp32 at least, also under autocast.
+    Computed in at least fp32, also under autocast.
 
     Args:
-        decay_MH: Logarithm of a_t, at most 0.
-        strength_MH: b_t of the gated delta rule; None: the state does not change what is written.
-        segment_M: Number of each token's segment, rising and at least 0.
-        scale: Factor of the queries.
-        normalizes: Whether queries and keys are divided by their lengths first.
+        decay_MH: logarithm of a_t, at most 0.
+        strength_MH: b_t of the gated delta rule; None for Mamba 2.
+        segment_M: number of each token's segment, ascending, from 0.
+        scale: factor of the queries.
+        normalizes: True to divide queries and keys by their lengths first.
     """
     with torch.autocast(query_MGK.device.type, enabled=False):
         inputs = (query_MGK, key_MGK, value_MHV, decay_MH, strength_MH)
@@ -84,9 +84,9 @@ def _attend_backward(
         leaves = [None if x is None else x.detach().requires_grad_() for x in inputs]
         out_MHV = _compute(tuple(leaves), segment_M, scale, normalizes=normalizes)
         wanted = [x for x in leaves if x is not None]
-        found = torch.autograd.grad(out_MHV, wanted, gradient_MHV.to(out_MHV.dtype))
-        # In the order of memory that the compiler is told; theirs begins with the heads.
-        return [x.contiguous() for x in found]
+        gradients = torch.autograd.grad(out_MHV, wanted, gradient_MHV.to(out_MHV.dtype))
+        # In the memory order that the compiler expects; autograd's order starts with the heads.
+        return [x.contiguous() for x in gradients]
 
 
 @shapes_of(_attend_backward)
@@ -100,7 +100,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, gradient_MHV: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # once: a layer that recomputes hands them out only once
+    saved = ctx.saved_tensors  # read once: a layer that recomputes returns them only once
     found = iter(_attend_backward(gradient_MHV, *saved, ctx.scale, ctx.normalizes))
     return (*(None if x is None else next(found) for x in saved[:5]), None, None, None)
 
@@ -110,7 +110,7 @@ set_gradient(attend_linearly, _differentiate, keep=_keep)
 
 @contextmanager
 def _recording() -> Iterator[None]:
-    """Record gradients inside a custom operation, where PyTorch has switched that off."""
+    """Record gradients inside a custom operation, where PyTorch disables that."""
     off = torch._C._dispatch_tls_local_exclude_set()
     on = off - torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
     included = torch._C._dispatch_tls_local_include_set()
@@ -128,6 +128,7 @@ def _compute(
     query_HCLK, key_HCLK = (_repeat(x, len(value)) for x in (query * scale, key))
     same_CLL, reads_CL, writes_CL, keeps_C = _relate(segment_M)
     sum_HCL = decay.squeeze(-1).cumsum(-1)
+    # Differences of sums, not quotients of products, which would underflow for strong decays.
     pair_HCLL = (sum_HCL.unsqueeze(-1) - sum_HCL.unsqueeze(-2)).masked_fill(~same_CLL, -torch.inf)
     pair_HCLL = pair_HCLL.exp()
     from_start_HCL1 = (sum_HCL.exp() * reads_CL).unsqueeze(-1)
@@ -136,7 +137,7 @@ def _compute(
     forget_HCLK = None
     if strength_MH is not None:
         strength = _cut(strength_MH)
-        # A token's correction depends on those of the chunk's earlier tokens: a triangular system.
+        # A token's correction depends on those of earlier tokens in the chunk: a triangular system.
         strong_HCLK = key_HCLK * strength
         system_HCLL = (strong_HCLK @ key_HCLK.mT) * pair_HCLL
         right_HCL = torch.cat([value * strength, strong_HCLK * from_start_HCL1], dim=-1)
@@ -152,7 +153,7 @@ def _compute(
 
 
 def _cut(x: Tensor) -> Tensor:
-    """Cut (M, H) or (M, H, K) into chunks (H, C, L, 1 or K) of fp32 at least; pad with 0."""
+    """Cut (M, H) or (M, H, K) into chunks (H, C, L, 1 or K) of at least fp32; pad with 0."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     wide = wide.unsqueeze(-1) if wide.dim() == 2 else wide
     padding = -len(wide) % _CHUNK_TOKENS
@@ -166,11 +167,11 @@ def _repeat(x_GCLK: Tensor, num_heads: int) -> Tensor:
 
 
 def _relate(segment_M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return how tokens of chunks relate to each other and to the chunk's state before and after.
+    """Return masks that relate tokens of chunks to each other and to the states around.
 
-    Whether the second is no later and of the same segment (C, L, L); whether a token's segment
-    began before the chunk (C, L); whether it lasts to the end of the chunk (C, L); whether all of
-    the chunk belongs to the segment before it (C,).
+    Pairs where the second token is not later and in the same segment (C, L, L); tokens whose
+    segment starts before the chunk (C, L); tokens whose segment lasts to the end of the chunk (C,
+    L); chunks that lie completely in the segment before them (C,).
     """
     padding = -len(segment_M) % _CHUNK_TOKENS
     segment_CL = F.pad(segment_M, (0, padding), value=-1).unflatten(0, (-1, _CHUNK_TOKENS))
@@ -182,7 +183,7 @@ def _relate(segment_M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 class _Scan(torch.autograd.Function):
-    """The states between chunks, one after the other: the part that cannot be done at once."""
+    """States between chunks, one after the other: the part that cannot be parallelized."""
 
     @staticmethod
     def forward(
@@ -192,12 +193,13 @@ class _Scan(torch.autograd.Function):
         carried_HC: Tensor,
         forget_HCLK: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return what is written (H, C, L, V) and the state before each chunk (H, C, K, V).
+        """Return the written values (H, C, L, V) and the state before each chunk (H, C, K, V).
 
         written = value - forget @ state; next state = carried * state + key^T @ written.
         """
         num_heads, num_chunks, _, width = key_HCLK.shape
         shape = (num_heads, num_chunks, width, value_HCLV.shape[-1])
+        # All states are kept: the backward pass reads each of them.
         state_HCKV = value_HCLV.new_zeros(shape)
         written_HCLV = value_HCLV.clone() if forget_HCLK is not None else value_HCLV
         for chunk in range(num_chunks):
@@ -214,7 +216,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Go through the chunks from the last to the first."""
+        """Process the chunks from the last to the first."""
         key_HCLK, written_HCLV, carried_HC, forget_HCLK, state_HCKV = ctx.saved_tensors
         of_written_HCLV, of_state_HCKV = (x.clone() for x in gradients)
         # Gradient of the state after each chunk.
@@ -239,13 +241,13 @@ def convolve(
     bias_F: Tensor | None,
     place_M: Tensor,
 ) -> Tensor:
-    """Return the causal depthwise convolution (1, F, M) of each segment, in fp32 at least.
+    """Return the causal depthwise convolution (1, F, M) of each segment, in at least fp32.
 
     Args:
         x_1FM: F features of M tokens.
-        weight_FJ: Weights of a token and the J - 1 before it; the last one is the token's own.
-        bias_F: Bias; None: none.
-        place_M: Place of each token in its segment, from 0.
+        weight_FJ: weights of a token and the J - 1 before it; the last one is the token's own.
+        bias_F: bias, or None.
+        place_M: place of each token in its segment, from 0.
     """
     wide = torch.promote_types(x_1FM.dtype, torch.float32)
     x_1FM, weight_FJ = x_1FM.to(wide), weight_FJ.to(wide)

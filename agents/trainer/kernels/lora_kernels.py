@@ -1,12 +1,12 @@
 """Low-rank products of LoRA adapters: one Triton kernel for all layers that share an input.
 
-An adapter of rank 16 beside a layer of 4,096 features does almost no arithmetic: its cost is one
-pass over the layer's outputs, or over their gradients. cuBLAS chooses tiles for arithmetic and
-launches at least one kernel per layer: 20 to 28 us for queries, keys and values of 2,048 tokens on
-an H200. Its memory bandwidth allows 12 us, and these kernels take 13 to 15 us.
+An adapter of rank 16 on a layer of 4,096 features does almost no arithmetic: its cost is one pass
+over the layer's outputs, or over their gradients. cuBLAS chooses tiles for arithmetic and launches
+at least one kernel per layer: 20 to 28 us for queries, keys and values of 2,048 tokens on an H200.
+Its memory bandwidth allows 12 us, and these kernels take 13 to 15 us.
 
 Limited to half precision, up to three layers of equal rank (queries, keys, values), and GPUs that
-Triton compiles for.
+Triton supports.
 
 Shape letters: M tokens, O outputs of one layer, R ranks of all adapters of a set, Q of one.
 """
@@ -28,7 +28,7 @@ from agents.trainer.kernels.cross_entropy import is_supported
 try:
     import triton  # type: ignore[import-not-found, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
-except ImportError:  # torch for CPUs comes without
+except ImportError:  # torch for CPUs comes without it
     triton = None
 
 _MAX_LAYERS = 3
@@ -38,10 +38,10 @@ _MAX_RANK = 64
 _MIN_RANK = 16
 # Tile of the outputs.
 _EXPAND = {"tokens": 32, "size": 256, "num_warps": 4}
-# Tiles of the gradient. Few tokens each, so that 2,048 tokens occupy a large card.
+# Tiles of the gradient, with few tokens each, so that 2,048 tokens occupy a large card.
 _SHRINK = {"tokens": 32, "size": 128, "num_warps": 4}
 _GATHER = {"tokens": 64, "size": 64, "num_warps": 4}
-# Pipeline stages by rank. More do not fit the shared memory of consumer cards (100 KiB).
+# Pipeline stages by rank. More do not fit into the shared memory of consumer cards (100 KiB).
 _STAGES = {16: 5, 32: 3, 64: 2}
 
 if triton is not None:
@@ -201,8 +201,8 @@ def supports(low_MR: Tensor, ups: Sequence[Tensor]) -> bool:
     """Return whether the kernels can compute these adapters.
 
     Args:
-        low_MR: Outputs of the down projections.
-        ups: Up projection (O, Q) of each adapter.
+        low_MR: outputs of the down projections.
+        ups: up projection (O, Q) of each adapter.
     """
     return (
         low_MR.dtype in (torch.bfloat16, torch.float16)
@@ -218,7 +218,7 @@ def supports(low_MR: Tensor, ups: Sequence[Tensor]) -> bool:
 
 @functools.cache
 def _works(device: torch.device, dtype: torch.dtype, rank: int) -> bool:
-    """Return whether the kernels run on this card; the tile sizes were tuned on few models."""
+    """Return whether the kernels run on this card; few models of cards were tested."""
     try:
         ups = [torch.zeros(rank, rank, dtype=dtype, device=device) for _ in range(2)]
         low_MR = torch.zeros(1, 2 * rank, dtype=dtype, device=device)
@@ -249,8 +249,8 @@ def differentiate_low(gradients: Sequence[Tensor], ups: Sequence[Tensor]) -> Ten
     """Return the gradient of the down projections' outputs (M, R).
 
     Args:
-        gradients: Gradient (M, O) of each adapter's output.
-        ups: Up projection (O, Q) of each adapter.
+        gradients: gradient (M, O) of each adapter's output.
+        ups: up projection (O, Q) of each adapter.
     """
     gradients = [gradient_MO.contiguous() for gradient_MO in gradients]
     num_tokens = len(gradients[0])
@@ -268,11 +268,11 @@ def differentiate_ups(
     """Return scale * gradient.T @ low (O, Q), the gradient of each up projection.
 
     Args:
-        gradients: Gradient (M, O) of each adapter's output.
-        low_MR: Outputs of the down projections.
-        ups: Up projections; only their shapes are used.
-        scale: Factor of the result.
-        dtype: Type of the result.
+        gradients: gradient (M, O) of each adapter's output.
+        low_MR: outputs of the down projections.
+        ups: up projections; only their shapes are used.
+        scale: factor of the result.
+        dtype: type of the result.
     """
     gradients = [gradient_MO.contiguous() for gradient_MO in gradients]
     outs = [torch.empty_like(up_OQ, dtype=dtype) for up_OQ in ups]
@@ -286,7 +286,7 @@ def differentiate_ups(
 
 
 def _three(values: Sequence[Any], filling: Any = None) -> list[Any]:
-    """Return the values padded to the number of layers that the kernels take."""
+    """Return the values, padded to the kernels' number of layers."""
     filling = values[0] if filling is None else filling
     return [*values, *[filling] * (_MAX_LAYERS - len(values))]
 

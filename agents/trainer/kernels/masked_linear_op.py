@@ -1,7 +1,7 @@
-"""A linear layer that sees two inputs, as DoRA with dropout wants it, as one custom operator.
+"""A linear layer with two inputs, for DoRA with dropout, as one custom operator.
 
-Weights are dequantized once for both products. The results are tensors of their own: the gradient
-of DoRA's magnitudes needs one of them alone, and views of a single product would keep both.
+Weights are dequantized once for both products. The results are separate tensors: the gradient of
+DoRA's magnitudes needs only one of them, and views of a single product would keep both.
 
 Shape letters: M tokens, I inputs, O outputs, Q rank of the adapter.
 """
@@ -33,15 +33,16 @@ def multiply_masked(
     Opaque to the compiler for the same reason as `fused_linear_op.multiply`.
 
     Args:
-        removed_MI: What dropout takes away from the input.
-        masked_MI: What it leaves.
-        low_MQ: Output of the adapter's down projection.
-        up_OQ: Up projection.
-        trained: Parameter that `up_OQ` is a copy of, which receives the gradient.
-        weight: Weight (O, I), or its NF4 handle; see `nf4.get_handle`.
+        removed_MI: part of the input that dropout removes.
+        masked_MI: part of the input that dropout keeps.
+        low_MQ: output of the adapter's down projection.
+        up_OQ: up projection.
+        trained: parameter whose copy is `up_OQ`; it receives the gradient.
+        weight: weight (O, I), or its NF4 handle; see `nf4.get_handle`.
         sizes: I and O.
-        scale: Factor that `up_OQ` already contains.
+        scale: factor that `up_OQ` already contains.
     """
+    # Dequantized once for both products.
     weight_IO = read_weight(weight).T
     return [removed_MI @ weight_IO, (low_MQ @ up_OQ.T).addmm_(masked_MI, weight_IO)]
 
@@ -66,11 +67,11 @@ def _multiply_backward(
     """Return the gradients of `low`, `up` in type `dtype`, and of both inputs if requested."""
     of_removed_MO, of_masked_MO = gradients
     scaled_MQ = low_MQ if scale == 1.0 else low_MQ * scale
-    found = [of_masked_MO @ up_OQ, multiply_wide(of_masked_MO.T, scaled_MQ, dtype)]
+    results = [of_masked_MO @ up_OQ, multiply_wide(of_masked_MO.T, scaled_MQ, dtype)]
     if wants_input:
         weight_OI = read_weight(weight)
-        found += [of_removed_MO @ weight_OI, of_masked_MO @ weight_OI]
-    return found
+        results += [of_removed_MO @ weight_OI, of_masked_MO @ weight_OI]
+    return results
 
 
 @shapes_of(_multiply_backward)
@@ -96,7 +97,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # once: a layer that recomputes hands them out only once
+    saved = ctx.saved_tensors  # read once: a layer that recomputes returns them only once
     wants_input = any(ctx.needs_input_grad[:2])  # False in the first layer
     of_low_MQ, of_up_OQ, *of_inputs = _multiply_backward(
         gradients, *saved, ctx.sizes, ctx.scale, ctx.dtype, wants_input

@@ -26,12 +26,12 @@ from torch import Tensor, nn
 try:
     import triton  # type: ignore[import-not-found, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
-except ImportError:  # torch for CPUs comes without
+except ImportError:  # torch for CPUs comes without it
     triton = None
 
-# Tensors that make up a layer's weights, in the order of the kernels' parameters.
+# Tensors of a layer's weights, in the order of the kernels' parameters.
 _PARTS = ("packed", "scale8", "code", "group", "offset", "values")
-# Packed bytes that one program processes.
+# Number of packed bytes that one program processes.
 _BYTES_AT_ONCE = 2048
 
 if triton is not None:
@@ -126,11 +126,13 @@ def keep_dequantized(layer: Any) -> None:
 
 
 def allocate_repack_buffer(layers: Iterable[Any]) -> Tensor | None:
-    """Return memory that fits the packed weights of any of these layers, or None without layers.
+    """Return memory for the packed weights of any one of these layers, or None without layers.
 
     Reserved in advance: repacking runs when memory is short, and must not fail then.
     """
-    largest = max((layer.nf4_packed for layer in layers), key=lambda one: one.nbytes, default=None)
+    largest = max(
+        (layer.nf4_packed for layer in layers), key=lambda part: part.nbytes, default=None
+    )
     return None if largest is None else torch.empty_like(largest)
 
 
@@ -144,7 +146,7 @@ def repack(layer: Any) -> None:
 
 
 def count_extra_bytes(layer: Any) -> int:
-    """Return how many more bytes the layer takes with its weights dequantized."""
+    """Return the additional bytes of the layer with dequantized weights."""
     whole_bytes = layer.out_features * layer.in_features * layer.nf4_dtype.itemsize
     return int(whole_bytes - (layer.nf4_packed.nbytes if layer.nf4_has_sole_reader else 0))
 
@@ -163,10 +165,10 @@ def dequantize_parts(
     """Return weights of any shape from the tensors of `split_state`.
 
     Args:
-        parts: Packed weights, 8-bit constants, their code, constants of groups, offset, NF4 values.
-        size: Shape of the weights.
-        dtype: Their type.
-        group_blocks: Number of blocks that share the constant of a group.
+        parts: packed weights, 8-bit constants, their code, constants of groups, offset, NF4 values.
+        size: shape of the weights.
+        dtype: their type.
+        group_blocks: number of blocks that share the constant of a group.
     """
     packed, scale8, *_ = parts
     if triton is not None and packed.is_cuda and packed.numel() % scale8.numel() == 0:
@@ -190,8 +192,8 @@ def _dequantize_by_library(
         absmax=scale8, shape=shape, code=values, quant_type="nf4", dtype=dtype,
         blocksize=2 * -(-packed.numel() // scale8.numel()), offset=offset, state2=nested,
     )  # fmt: skip
-    found: Tensor = functional.dequantize_4bit(packed.view(-1, 1), state)
-    return found.reshape(shape)
+    weights: Tensor = functional.dequantize_4bit(packed.view(-1, 1), state)
+    return weights.reshape(shape)
 
 
 def split_state(packed: Tensor, state: Any) -> tuple[Tensor, ...]:
@@ -222,7 +224,7 @@ def register(model: nn.Module) -> int:
     count = 0
     for module in model.modules():
         if triton is None or not type(module).__module__.startswith("bitsandbytes."):
-            continue  # a LoRA layer forwards `weight` of the layer that it wraps
+            continue  # a LoRA layer forwards `weight` of its base layer
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         if state is None or not _supports(module, state):
             continue
@@ -232,10 +234,10 @@ def register(model: nn.Module) -> int:
 
 
 def refresh(layer: nn.Module) -> None:
-    """Let the kernel use the layer's weights where they are now; see `register`.
+    """Point the kernel to the current tensors of the layer's weights; see `register`.
 
-    Layers that take turns in one place share a handle. They are alike, and the place has the
-    weights of the one that computes.
+    Layers that take turns in one place share a handle. They have equal shapes, and the place holds
+    the weights of the computing one.
     """
     if is_registered(layer):
         _prepare(layer)

@@ -1,13 +1,13 @@
 """Attention with soft caps, sinks or wide heads, as a custom operator for compiled layers.
 
-FlashAttention 2 and cuDNN take neither soft-capped scores (Gemma 2, arXiv:2408.00118), nor sinks
-(gpt-oss, arXiv:2508.10925), nor heads wider than 256 (Gemma 4). `segment_kernels`
-computes them in half precision on GPUs since Ampere; what it refuses is computed segment by
-segment. The kernels read the bounds of the segments on the device alone, so a recorded launch
-serves every division of a row into as many segments.
+FlashAttention 2 and cuDNN support neither soft-capped scores (Gemma 2, arXiv:2408.00118), nor sinks
+(gpt-oss, arXiv:2508.10925), nor heads wider than 256 (Gemma 4). `segment_kernels` computes them in
+half precision on GPUs since Ampere; other cases are computed segment by segment. The kernels read
+the bounds of the segments only on the device, so a recorded launch serves every division of a row
+into as many segments.
 
-Opaque to the compiler on purpose: it cannot trace a loop over segments whose bounds are data, and
-would keep what a layer that recomputes should compute again.
+Deliberately opaque to the compiler: it cannot trace a loop over segments whose bounds are data, and
+would keep results that a recomputing layer should compute again.
 
 Shape letters: H query heads, K heads of keys and values, M tokens of the flat row, S segments, D
 width of queries and keys, E width of values.
@@ -45,16 +45,16 @@ def attend(
     """Return causal attention within each segment (M, H, E).
 
     Args:
-        query_MHD: Queries.
-        key_MKD: Keys of the same type; may have fewer heads.
-        value_MKE: Values of the same type.
-        bounds_S: First token of each segment and the total number of tokens, int32, on the device
+        query_MHD: queries.
+        key_MKD: keys of the same type; may have fewer heads.
+        value_MKE: values of the same type.
+        bounds_S: first token of each segment and the total number of tokens, int32, on the device
             of the queries. Segments may be empty.
-        host_bounds_S: The same bounds in host memory; read only where no kernel runs.
-        sinks_H: One more score of each head, of a key without value; None without.
-        scale: Factor of the scores.
-        window: Number of tokens that each token attends to, itself included; 0 for all before it.
-        softcap: Limit c of the scores, c * tanh(score / c); 0 for none.
+        host_bounds_S: the same bounds in host memory; read only if no kernel runs.
+        sinks_H: one more score of each head, of a key without value; None without sinks.
+        scale: factor of the scores.
+        window: number of tokens that each token attends to, including itself; 0 for all before it.
+        softcap: limit c of the scores, c * tanh(score / c); 0 for no limit.
     """
     out_MHE: Tensor
     out_MHE, _ = _attend(
@@ -150,7 +150,7 @@ def _differentiate(ctx: Any, gradient_MHE: Tensor, _: Tensor | None) -> tuple[An
     )  # fmt: skip
     of_sinks = None
     if ctx.needs_input_grad[5]:
-        # A sink has no value: of its weight's gradient only the softmax's own part is left.
+        # A sink has no value: only the softmax's part of its weight's gradient remains.
         weights_HM = torch.exp2(sinks[0].to(lse_HM.dtype)[:, None] * segment_loop.LOG2E - lse_HM)
         of_sinks = -(weights_HM * delta_HM).sum(1).to(sinks[0].dtype)
     return (*gradients, None, None, of_sinks, None, None, None)
@@ -160,7 +160,7 @@ set_gradient(_attend, _differentiate, keep=_keep)
 
 
 def _close(x: Tensor) -> Tensor:
-    """Return the tensor with the features of a head side by side."""
+    """Return the tensor with contiguous features of a head."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -170,7 +170,7 @@ def _takes_kernel(query_MHD: Tensor, key_MKD: Tensor, value_MKE: Tensor) -> bool
 
 
 def _works(device: torch.device, dtype: torch.dtype, width: int, value_width: int) -> bool:
-    """Return whether the kernels run on this card; their tiles were tried on few kinds of cards."""
+    """Return whether the kernels run on this card; few kinds of cards were tested."""
     try:
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
         query, key = (torch.zeros(16, heads, width, **kind) for heads in (2, 1))

@@ -1,14 +1,14 @@
 """Triton kernels of attention within segments: forward, and a deterministic backward pass.
 
 FlashAttention 2's algorithm (Dao 2023, arXiv:2307.08691). Its backward pass adds the gradients of
-queries in any order, by atomic additions. Here two kernels divide the work: one owns the gradient
-of a block of queries and loops over keys, the other owns those of a block of keys and values and
-loops over queries, and over the query heads that share a key head. Both recompute the scores, so
-seven products stand where five would do, and every sum has one order.
+queries in arbitrary order, by atomic additions. Here two kernels divide the work: one owns the
+gradient of a block of queries and loops over keys, the other owns those of a block of keys and
+values and loops over queries, and over the query heads that share a key head. Both recompute the
+scores, so there are seven products instead of five, but every sum has one order.
 
 A program finds its block from the bounds on the device, so one grid serves every division of a row
-into as many segments: block b of segment s has number start_s // size + s + b, for which no two
-segments compete. The few numbers that stay over return at once.
+into as many segments: block b of segment s has number start_s // size + s + b, which is unique
+across segments. The few unused numbers return at once.
 
 Scores are kept in units of log 2, because GPUs compute powers of two.
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 try:
     import triton  # type: ignore[import-not-found, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
-except ImportError:  # torch for CPUs comes without
+except ImportError:  # torch for CPUs comes without it
     triton = None
 
 # Arguments that change between micro-batches. Triton would compile a kernel again for 1, and for
@@ -151,7 +151,7 @@ if triton is not None:
         key += start * key_stride + head // group * key_head
         value += start * value_stride + head // group * value_head
         queries = _load_rows(query, token, query_stride, length, width, padded, True)
-        # Finite, so that rows whose first keys are all masked make no NaN.
+        # Finite, so that rows whose first keys are all masked produce no NaN.
         least, begun = -1e30, 0.0
         if has_sinks:
             # A sink is one more score, of a key without value. 1.44... is log2(e).
@@ -190,7 +190,7 @@ if triton is not None:
     def _weigh(  # type: ignore[no-untyped-def, unused-ignore]
         scores, lse, inner, outer, has_cap: tl.constexpr
     ):
-        """Return the weights of scores, and how the scores change with the products."""
+        """Return the weights of scores, and the derivative of the scores by the products."""
         scores = _cap(scores, inner, has_cap)
         weights = tl.exp2(scores * outer - lse)
         slope = 1.0 - scores * scores if has_cap else 1.0
@@ -315,7 +315,7 @@ if triton is not None:
         padded: tl.constexpr, value_padded: tl.constexpr,
         rows: tl.constexpr, columns: tl.constexpr, at_once: tl.constexpr,
     ):  # fmt: skip
-        # The first blocks of a segment are read by the most queries.
+        # The first blocks of a segment are read by the most queries, so they start first.
         part, num_parts = tl.program_id(1).to(tl.int64), tl.num_programs(1)
         start, length, first = _find_block(bounds, num_segments, tl.program_id(0), rows, at_once)
         if first >= length:

@@ -19,12 +19,12 @@ try:
     from triton.runtime.errors import (  # type: ignore[import-not-found, unused-ignore]
         OutOfResources,
     )
-except ImportError:  # torch for CPUs comes without
+except ImportError:  # torch for CPUs comes without it
     triton = None
 
 WIDEST_HEAD = 512
-"""Widest head that the kernels take: no tile of a wider one fits a card's shared memory."""
-# Bounds that a program compares at once.
+"""Widest head of the kernels: no tile of a wider one fits into a card's shared memory."""
+# Number of bounds that a program compares at once.
 _BOUNDS_AT_ONCE = 128
 
 
@@ -32,16 +32,16 @@ class Tile(NamedTuple):
     """Sizes of one program of a kernel."""
 
     rows: int
-    """Tokens that the program owns: queries, or keys in the kernel of their gradients."""
+    """Number of tokens that the program owns: queries, or keys in the kernel of their gradients."""
     columns: int
-    """Tokens per turn of its loop."""
+    """Number of tokens per iteration of its loop."""
     num_warps: int
     num_stages: int
 
 
-# Tiles by head width, those with the most reuse first. The first that fits a card's shared memory
-# is used: 227 KiB on Hopper, 163 on the A100, 99 on consumer cards since Ampere. Larger ones spill
-# registers. Never chosen by timing, as two starts of a run must not add in different orders.
+# Tiles by head width, those with the most reuse first. The first that fits into a card's shared
+# memory is used: 227 KiB on Hopper, 163 on the A100, 99 on consumer cards since Ampere. Larger ones
+# spill registers. Never chosen by timing, as two starts of a run must not add in different orders.
 _FORWARD = {
     64: (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2)),
     128: (Tile(128, 64, 8, 3), Tile(64, 32, 4, 2)),
@@ -60,7 +60,7 @@ _KEYS = {
     256: (Tile(32, 64, 8, 1), Tile(32, 32, 8, 1), Tile(32, 16, 4, 1)),
     512: (Tile(16, 16, 8, 1),),
 }
-# Tiles that fit, by kernel and what else decides.
+# Fitting tiles, by kernel and its compile-time arguments.
 _chosen: dict[object, Tile] = {}
 
 
@@ -153,7 +153,7 @@ def _is_small(query_MHD: Tensor, num_keys: int) -> bool:
 def _describe(
     query_MHD: Tensor, key_MKD: Tensor, value_MKE: Tensor, window: int, softcap: float
 ) -> tuple[list[int], dict[str, Any]]:
-    """Return the strides of the inputs, and the arguments that a kernel is compiled for."""
+    """Return the strides of the inputs, and the compile-time arguments of a kernel."""
     inputs = (query_MHD, key_MKD, value_MKE)
     strides = [stride for x in inputs for stride in x.stride()[:2]]
     width, value_width = query_MHD.shape[2], value_MKE.shape[2]
@@ -171,12 +171,12 @@ def _describe(
 
 
 def _factors(scale: float, softcap: float) -> tuple[float, float]:
-    """Return the factor inside of the cap, and that of what becomes the scores."""
+    """Return the factor inside the cap, and the factor outside of it."""
     return (scale / softcap, softcap * LOG2E) if softcap else (0.0, scale * LOG2E)
 
 
 def _count_blocks(bounds_S: Tensor, num_tokens: int, tile: dict[str, int]) -> int:
-    """Return how many programs cover any division of the row; see the module's docstring."""
+    """Return the number of programs that cover any division of the row; see `segment_kernels`."""
     return num_tokens // tile["rows"] + len(bounds_S) - 1
 
 

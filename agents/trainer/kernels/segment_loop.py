@@ -1,8 +1,8 @@
-"""Attention segment by segment from plain operations, with the gradients written out.
+"""Attention segment by segment from plain operations, with explicit gradients.
 
-For what `segment_kernels` does not take: CPUs, fp32 and fp64, older GPUs. Slow, as every
-segment is a few products of its own, and exact to the type. It follows the published formulas: a
-score is scaled, capped (Gemma 2, arXiv:2408.00118), masked, and joined by its head's sink (gpt-oss,
+For cases without `segment_kernels`: CPUs, fp32 and fp64, older GPUs. Slow, since every segment is a
+few separate products, but exact to the type. It follows the published formulas: a score is scaled,
+capped (Gemma 2, arXiv:2408.00118), masked, and joined by its head's sink (gpt-oss,
 arXiv:2508.10925), which takes a part of the softmax and has no value. The gradients follow
 FlashAttention 2 (Dao 2023, arXiv:2307.08691, section 3.1).
 
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 LOG2E = math.log2(math.e)
-"""Factor from natural logarithms to those that the log-sum-exp is kept in."""
-# Scores held at once. Beyond, the heads of a segment go one after the other.
+"""Factor from natural logarithms to the base 2 of the stored log-sum-exp."""
+# Maximum number of scores at once. With more, the heads of a segment are computed one by one.
 _MAX_SCORES = 1 << 26
 
 
@@ -46,6 +46,7 @@ def attend(
         lse_KGT = scores_KGTT.logsumexp(3)
         if sinks_H is not None:
             sinks_KG1 = sinks_H[heads].to(wide).reshape(*lse_KGT.shape[:2], 1)
+            # A sink adds its weight to the sum alone: it has no value to attend to.
             lse_KGT = torch.logaddexp(lse_KGT, sinks_KG1)
         weights_KGTT = (scores_KGTT - lse_KGT.unsqueeze(3)).exp().to(query_MHD.dtype)
         out_KGTE = weights_KGTT @ value_MKE[tokens, keys].transpose(0, 1).unsqueeze(1)
@@ -92,6 +93,7 @@ def differentiate(
         of_scores_KGTT = of_scores_KGTT.to(query_MHD.dtype)
         of_query_KGTD = of_scores_KGTT @ key_K1TD
         found[0][tokens, heads] = of_query_KGTD.flatten(0, 1).transpose(0, 1)
+        # Summed over the query heads that share the key head.
         of_key_KTD = (of_scores_KGTT.transpose(2, 3) @ query_KGTD).sum(1)
         found[1][tokens, keys] = of_key_KTD.transpose(0, 1)
         weights_KGTT = weights_KGTT.to(query_MHD.dtype)
@@ -106,7 +108,7 @@ def read_bounds(host_bounds_S: Tensor, device: torch.device) -> list[int]:
     From host memory, because reading the device's copy would wait for it.
 
     Raises:
-        RuntimeError: A CUDA graph is being recorded, which would repeat these bounds for other
+        RuntimeError: a CUDA graph is being recorded, which would repeat these bounds for other
             rows.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -118,7 +120,7 @@ def read_bounds(host_bounds_S: Tensor, device: torch.device) -> list[int]:
 def _pieces(
     query_MHD: Tensor, key_MKD: Tensor, host_bounds_S: Tensor
 ) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield tokens, key heads and query heads of what is computed at once."""
+    """Yield tokens, key heads and query heads of each piece that is computed at once."""
     num_heads, num_keys = query_MHD.shape[1], key_MKD.shape[1]
     group = num_heads // num_keys
     for start, stop in pairwise(read_bounds(host_bounds_S, query_MHD.device)):
@@ -131,19 +133,20 @@ def _pieces(
 
 
 def _group(x_THD: Tensor, keys: slice) -> Tensor:
-    """Return queries, or what belongs to them, as (K, G, T, D)."""
+    """Return queries, or tensors of their shape, as (K, G, T, D)."""
     return x_THD.transpose(0, 1).unflatten(0, (keys.stop - keys.start, -1))
 
 
 def _score(
     query_KGTD: Tensor, key_TKD: Tensor, scale: float, window: int, softcap: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the masked scores (K, G, T, T), and their slope in the products where it is not 1."""
+    """Return masked scores (K, G, T, T), and their derivative by the products unless it is 1."""
     wide = torch.promote_types(query_KGTD.dtype, torch.float32)
     scores_KGTT = (query_KGTD @ key_TKD.permute(1, 2, 0).unsqueeze(1)).to(wide) * scale
     slope_KGTT = None
     if softcap:
         share_KGTT = torch.tanh(scores_KGTT / softcap)
+        # The derivative of c * tanh(s / c) is 1 - tanh(s / c)^2.
         scores_KGTT, slope_KGTT = share_KGTT * softcap, 1.0 - share_KGTT * share_KGTT
     place_T = torch.arange(len(key_TKD), device=key_TKD.device)
     distance_TT = place_T[:, None] - place_T

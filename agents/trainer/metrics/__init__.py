@@ -1,1 +1,1 @@
-"""What each step measures: statistics over ranks, times, FLOPs, traces."""
+"""Measurements of each step: statistics over ranks, times, FLOPs, traces."""

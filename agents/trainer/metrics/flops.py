@@ -2,10 +2,10 @@
 
 Model FLOPs as in PaLM (Chowdhery et al. 2022, arXiv:2204.02311, appendix B): a matrix of P weights
 costs 2 P per token in the forward pass, 2 P in the backward pass for its input, and 2 P for the
-weights themselves where they are trained: a frozen weight counts 4 per token, a trained one 6.
+weights themselves if they are trained: a frozen weight counts 4 per token, a trained one 6.
 Attention counts only the causal half, and only within a segment: 6 x layers x width x length per
-token for both passes. The head counts where a prediction is learned. What is recomputed to save
-memory is no model FLOP: it counts in HFU alone (Korthikanti et al. 2022, arXiv:2205.05198).
+token for both passes. The head counts only for learned predictions. Recomputation to save memory is
+no model FLOP: it counts only in HFU (Korthikanti et al. 2022, arXiv:2205.05198).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 
 # FLOPs per weight and token: frozen and trained, for both passes, and recomputed.
 _FROZEN, _TRAINED, _RECOMPUTED = 4, 6, 2
-# Keys of a config: experts of a layer, and those that a token is routed to.
+# Keys of a config: number of experts of a layer, and of those that process a token.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _USED = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
 # FLOPs of attention per layer, feature and pair of tokens, halved for the causal mask.
@@ -28,7 +28,7 @@ _ATTENTION, _ATTENTION_RECOMPUTED = 6, 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFlops:
-    """Sizes of a model that decide its FLOPs. Weights are those of matrices that every token uses.
+    """Sizes of a model that determine its FLOPs: weights of matrices that every token uses.
 
     Llama-2-7B with LoRA r=16 on q, k, v and o, one sequence of 2,048 tokens:
 
@@ -41,11 +41,11 @@ class ModelFlops:
     """
 
     frozen: int
-    """Frozen weights below the head."""
+    """Number of frozen weights below the head."""
     trained: int
-    """Trained weights below the head."""
+    """Number of trained weights below the head."""
     head: int
-    """Weights that turn a hidden state into one logit per token of the vocabulary."""
+    """Number of weights that map a hidden state to the logits of the vocabulary."""
     head_trained: bool
     attention_width: int
     """Number of query heads times their width."""
@@ -56,7 +56,7 @@ class ModelFlops:
 
         Args:
             lengths: tokens of each segment.
-            num_targets: tokens whose prediction is learned.
+            num_targets: number of tokens whose prediction is learned.
         """
         sizes = list(lengths)
         body = (_FROZEN * self.frozen + _TRAINED * self.trained) * sum(sizes)
@@ -74,16 +74,16 @@ class ModelFlops:
 
 
 def read_flops(module: nn.Module) -> ModelFlops:
-    """Count the weights of a model as it is trained, adapters and quantized layers included.
+    """Count the weights of a model in training, including adapters and quantized layers.
 
-    Experts of a mixture count by the share of them that a token is routed to.
+    Experts of a mixture count by the fraction of them that processes a token.
     """
     head_module = _head_of(module)
     # Adapters on the head count as part of it.
     inside_head = {id(part) for part in head_module.modules()} if head_module else set()
     config: Any = getattr(module, "config", None)
     if hasattr(config, "get_text_config"):
-        config = config.get_text_config()  # that of Gemma 3 itself has no number of layers
+        config = config.get_text_config()  # Gemma 3's own config has no number of layers
     frozen = trained = head = 0
     head_trained = False
     for part in module.modules():
@@ -116,9 +116,9 @@ def _head_of(module: nn.Module) -> nn.Module | None:
 
 
 def _matrix(part: nn.Module) -> tuple[int, bool]:
-    """Return the weights of a linear layer, by its shape, and whether they are trained.
+    """Return the number of weights of a linear layer, and whether they are trained.
 
-    By the shape, since a quantized layer stores two weights in each number.
+    By its shape, since a quantized layer stores two weights per number.
     """
     width_in, width_out = getattr(part, "in_features", None), getattr(part, "out_features", None)
     weight = getattr(part, "weight", None)
@@ -144,7 +144,7 @@ def _experts(module: nn.Module, config: Any) -> tuple[int, int]:
 
 
 def _idle_adapters(module: nn.Module, config: Any) -> int:
-    """Return the weights of adapters on experts that a token does not meet."""
+    """Return the weights of adapters on experts that do not process a token."""
     num_experts, num_used = _read_experts(config)
     sizes = (
         _matrix(layer)[0]
@@ -156,10 +156,10 @@ def _idle_adapters(module: nn.Module, config: Any) -> int:
 
 
 def _read_experts(config: Any) -> tuple[int, int]:
-    """Return the experts of a layer, and those that a token is routed to; 0 without any."""
+    """Return the experts of a layer, and those that process a token; 0 without experts."""
 
     def read(names: Iterable[str]) -> int:
-        return next((int(n) for one in names if (n := getattr(config, one, None))), 0)
+        return next((int(n) for name in names if (n := getattr(config, name, None))), 0)
 
     return read(_EXPERTS), read(_USED)
 

@@ -1,7 +1,7 @@
 """Peak matrix FLOP/s of a GPU, the denominator of MFU.
 
-From the table of cards where the figure holds for every card of a name; laptop GPUs, whose power
-limits differ, and cards that are not listed are measured.
+From the table of cards if the figure holds for every card of a name; unlisted cards, and laptop
+GPUs with their varying power limits, are measured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agents.contract.cards import find_card
 
 # Rows and columns of the measured product: large enough to fill any card.
 _MEASURED_SIZE = 4096
-# Seconds of measuring.
+# Time to measure, in seconds.
 _MEASURED_S = 0.15
 
 
@@ -25,11 +25,11 @@ class Peak:
 
     flops_per_s: float
     measured: bool
-    """Whether it was measured here, because the card is not in the table."""
+    """True if it was measured here, because the card is not in the table."""
 
 
 def peak_of(name: str) -> float | None:
-    """Return the FLOP/s of a card by the name that its driver reports; None: not listed.
+    """Return the FLOP/s of a card by its driver's name for it; None if not listed.
 
     >>> peak_of("NVIDIA GeForce RTX 4070 Ti"), peak_of("NVIDIA GeForce RTX 4070 Laptop GPU")
     (80200000000000.0, None)
@@ -43,7 +43,7 @@ def peak_of(name: str) -> float | None:
 def find_peak(device: torch.device, dtype: torch.dtype) -> Peak | None:
     """Return the peak of a GPU for training in `dtype`; None for CPUs, fp32 and fp64.
 
-    Takes about a fifth of a second on a card that is not listed.
+    Takes about a fifth of a second for an unlisted card.
     """
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return None
@@ -69,6 +69,6 @@ def measure_matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
         torch.mm(a_NN, b_NN)
         end.record()
         end.synchronize()
-        # The fastest one: clocks rise during the first products, and other programs only slow.
+        # The fastest one: clocks rise during the first products, and other programs only slow them.
         best_s = min(best_s, start.elapsed_time(end) / 1e3)
     return 2.0 * n**3 / best_s

@@ -1,11 +1,11 @@
 """Record a few steps with torch's profiler on request, as a Chrome trace.
 
-While nothing is recorded this costs nothing: no hook, no thread, no profiler. A trace is written
-under a hidden name and renamed when it is complete, so that no half of one is ever fetched. Any
-failure (a full disk, a driver that refuses) is written to the journal, and the training goes on.
+Without a request this costs nothing: no hook, no thread, no profiler. A trace is written under a
+hidden name and renamed when complete, so that half a trace is never fetched. Any failure (a full
+disk, a driver that refuses) is written to the journal, and training continues.
 
-The table of operations is made from the raw events, because torch's own `key_averages` needs
-18 times as long (250,000 events: 14.5 s against 0.8 s) while all ranks stand still.
+The table of operations is made from the raw events, because torch's own `key_averages` takes 18
+times as long (250,000 events: 14.5 s against 0.8 s) while all ranks stand still.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from agents.trainer.rank.journal import RankJournal
 
 NUM_ROWS = 10
 """Number of operations in the journal's table."""
-# Chrome traces shrink to a tenth at any level; this is the fastest that does.
+# Chrome traces shrink to a tenth at any level; this is the fastest such level.
 _GZIP_LEVEL = 3
-# Maximum length of an operation's name; those of C++ templates have thousands of letters.
+# Maximum length of an operation's name: those of C++ templates have thousands of letters.
 _NAME_LETTERS = 120
 
 
@@ -44,13 +44,13 @@ class ProfileRow:
     name: str
     count: int
     seconds: float
-    """Seconds of the operation itself, without the operations that it called."""
+    """Time of the operation itself, without the operations that it called, in seconds."""
     share: float
-    """Part of the time of all operations, 0 to 1."""
+    """Fraction of the time of all operations, 0 to 1."""
 
 
 class TraceRecorder:
-    """Records steps on one rank; all ranks begin and end at the same steps."""
+    """Records steps on one rank; all ranks start and end at the same steps."""
 
     def __init__(self, folder: Path, rank: int, device: torch.device, journal: RankJournal) -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ class TraceRecorder:
 
     @property
     def is_on(self) -> bool:
-        """Whether steps are being recorded, or should be but the profiler failed."""
+        """True while steps are recorded, or should be but the profiler failed."""
         return self._last_step > 0
 
     def is_last(self, step: int) -> bool:
@@ -72,7 +72,7 @@ class TraceRecorder:
         return self.is_on and step >= self._last_step
 
     def begin(self, first_step: int, num_steps: int) -> None:
-        """Record `num_steps` from `first_step` on; a recording in progress is extended."""
+        """Record `num_steps` from `first_step` on; a running recording is extended."""
         is_new = not self.is_on
         self._last_step = max(self._last_step, first_step + num_steps - 1)
         if not is_new:
@@ -127,8 +127,8 @@ def start_profile(device: torch.device) -> profile:
         activities.append(ProfilerActivity.CUDA)
     made = profile(activities=activities)
     with warnings.catch_warnings():
-        # There is one cycle only. `acc_events` would quiet torch too, but a trace that does not fit
-        # on the disk would then stay open after it is deleted, and keep the disk full.
+        # There is only one cycle. `acc_events` would also silence torch, but then a trace that does
+        # not fit on the disk would stay open after its deletion, and keep the disk full.
         warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
         made.start()
     return made
@@ -138,9 +138,9 @@ def write_trace(made: profile, path: Path) -> int:
     """Write a gzipped Chrome trace; return its size in bytes.
 
     Raises:
-        OSError, RuntimeError: it could not be written; nothing of it is left.
+        OSError, RuntimeError: it could not be written; no part of it remains.
     """
-    # A folder, since the profiler leaves files of its own beside the trace on a full disk.
+    # A folder, since on a full disk the profiler leaves other files next to the trace.
     scratch = path.with_name(f".{path.name}")
     plain, packed = scratch / "plain.json", scratch / "packed.gz"
     try:
@@ -151,12 +151,13 @@ def write_trace(made: profile, path: Path) -> int:
             shutil.copyfileobj(source, target, 1 << 20)
         packed.rename(path)
     finally:
+        # Traces are large, so no part may remain after an error.
         shutil.rmtree(scratch, ignore_errors=True)
     return path.stat().st_size
 
 
 def _expect_complete(path: Path) -> None:
-    """Check the end of the trace: the profiler ignores errors of writing.
+    """Check the end of the trace, because the profiler ignores write errors.
 
     Raises:
         RuntimeError: the trace is incomplete.
@@ -174,10 +175,10 @@ def _expect_complete(path: Path) -> None:
 
 
 def summarise(made: profile) -> list[ProfileRow]:
-    """Return what took longest: kernels if a GPU was recorded, otherwise operations of the CPU."""
+    """Return the longest work: kernels if a GPU was recorded, otherwise operations of the CPU."""
     results: Any = made.profiler
     events = results.kineto_results.events()
-    # What ran on a GPU, without the spans that name what a host operation started there.
+    # Work on a GPU, without the spans that name the host operations that started it.
     busy = [
         event
         for event in events

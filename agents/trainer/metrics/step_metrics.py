@@ -1,4 +1,4 @@
-"""Speed and memory in the journal's record of each step: the numbers that people watch."""
+"""Speed and memory in the journal's record of each step: the numbers that users watch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from agents.trainer.metrics.peaks import Peak
 from agents.trainer.metrics.stopwatch import StepTimes
 from agents.trainer.rank.device import read_memory_bytes, read_reserved_bytes
 
-# Factor by which sending gradients may slow computing down.
+# Largest factor by which sending gradients slows computation.
 _MOST_SLOWED = 1.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speeds:
-    """What a run's speed is compared with; None where it is not known."""
+    """Reference values for a run's speed; None if not known."""
 
     flops: ModelFlops
     peak: Peak | None
@@ -31,19 +31,19 @@ class StepWork:
     """Work of one rank in one step, and size of the whole batch."""
 
     lengths: tuple[int, ...]
-    """Tokens in each segment of this rank."""
+    """Tokens of each segment of this rank."""
     num_targets: int
     global_tokens: int
     recomputed_share: float
-    """Part of the layers whose activations were recomputed, 0 to 1."""
+    """Fraction of the layers that recomputed their activations, 0 to 1."""
     ranks_tokens: tuple[float, ...]
-    """Tokens of each rank in the last step that all know; 0: none yet."""
+    """Tokens of each rank in the latest step known to all; 0 before one."""
     ranks_compute_s: tuple[float, ...]
-    """Seconds that each rank computed for them."""
+    """Time that each rank computed for them, in seconds."""
     held_bytes: int
-    """GPU memory held for replays; see `cuda_graphs`."""
+    """GPU memory held for replays, in bytes; see `cuda_graphs`."""
     unpacked_bytes: int
-    """GPU memory that holds 4-bit weights unpacked, because it was free."""
+    """Free GPU memory used for unpacked 4-bit weights, in bytes."""
 
 
 def describe_speed(
@@ -51,17 +51,16 @@ def describe_speed(
 ) -> dict[str, Any]:
     """Return the fields of a step's record on speed and memory.
 
-    `mfu` is the model FLOPs of this rank over what its device could have done in the whole step;
-    `hfu` counts recomputation as well. `eta` is the efficiency of the cluster: its tokens per
-    second over the sum of what its ranks do alone, at most 1; see `_rates_alone`. `memory_bytes` is
-    the peak that the training needed: memory that is only used because it was free is a field of
-    its own.
+    `mfu` is the model FLOPs of this rank over the maximum of its device in the whole step; `hfu`
+    also counts recomputation. `eta` is the efficiency of the cluster: its tokens per second over
+    the sum of its ranks' speeds alone, at most 1; see `_rates_alone`. `memory_bytes` is the peak
+    that training needed; memory that is used only because it was free is a separate field.
     """
-    # The FLOPs of this rank alone: unlike GPUs have different peaks.
+    # FLOPs of this rank alone, since different GPUs have different peaks.
     num_tokens = sum(work.lengths)
     model_flops = speeds.flops.count(work.lengths, work.num_targets)
     recomputed = speeds.flops.count_recomputed(work.lengths) * work.recomputed_share
-    # Over the whole step, so that time spent waiting lowers MFU as well.
+    # Over the whole step, so that waiting lowers MFU, too.
     possible = speeds.peak.flops_per_s * times.step_s if speeds.peak else None
     rate = work.global_tokens / times.step_s
     if len(speeds.solo_tokens_per_s) == 1:
@@ -87,20 +86,20 @@ def describe_speed(
 def _rates_alone(
     solo: tuple[float, ...], tokens: tuple[float, ...], compute_s: tuple[float, ...]
 ) -> list[float]:
-    """Return what each rank does alone, in tokens per second.
+    """Return the speed of each rank alone, in tokens per second.
 
-    The step before tells how fast it computes rows of this run, without its waits. The measurement
-    before the first step may be faster than that, because sending gradients slows computing down,
-    and counts up to a limit: beyond it, it was of other work. It is short and finds a cold card, so
-    a step may be faster, too. A single rank sends nothing, and is compared with its own step alone.
+    The step before shows the speed on rows of this run, without waits. The measurement before the
+    first step may be faster, because sending gradients slows computation. It counts up to a limit,
+    beyond which it must have measured other work. It is short and uses a cold card, so a step may
+    be faster, too. A single rank sends nothing, and is compared only with its own step.
 
     >>> _rates_alone((100.0, 50.0, 900.0), (90.0, 60.0, 100.0), (1.0, 1.0, 1.0))
     [100.0, 60.0, 125.0]
     >>> _rates_alone((100.0, 50.0), (0.0, 0.0), (0.0, 0.0))
     [100.0, 50.0]
     """
-    found = []
+    rates = []
     for measured, count, seconds in zip(solo, tokens, compute_s, strict=True):
         pace = count / seconds if seconds > 0 else 0.0
-        found.append(max(pace, min(measured, _MOST_SLOWED * pace)) if pace else measured)
-    return found
+        rates.append(max(pace, min(measured, _MOST_SLOWED * pace)) if pace else measured)
+    return rates

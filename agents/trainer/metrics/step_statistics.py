@@ -1,8 +1,8 @@
-"""What the ranks exchange once per step: named numbers in one small float64 all-reduce.
+"""Statistics that the ranks exchange once per step: named numbers in one small float64 all-reduce.
 
-A *sum* is added up over the ranks. A *per-rank* number has a place for every rank; each rank fills
-its own and leaves zeros elsewhere, so that the same sum gives all of them to all ranks, exactly.
-Values may be tensors on the device: filling never waits for a GPU. Reading does, once per step.
+A *sum* is added over the ranks. A *per-rank* number has a slot for every rank; each rank fills its
+own and leaves zeros elsewhere, so the same sum distributes all of them exactly. Values may be
+tensors on the device: filling never waits for a GPU. Reading does, once per step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StatsLayout:
         self._world_size = world_size
 
     def fill(self, values: Mapping[str, Value], device: torch.device) -> Tensor:
-        """Return this rank's vector (S,), float64 on the device; a missing name counts 0.
+        """Return this rank's vector (S,), float64 on the device; a missing name counts as 0.
 
         Raises:
             KeyError: a name is not in the layout.
@@ -64,12 +64,13 @@ class StatsLayout:
     def read(self, vector_S: Tensor, *local: Tensor) -> Stats:
         """Return the numbers of the summed vector, and `local` scalars with the same wait."""
         extra = [value.detach().double().reshape(1) for value in local]
+        # One transfer for everything: each one would wait for the GPU.
         numbers = torch.cat([vector_S, *extra]).tolist()
         start = len(self._sums)
         per_rank = {}
         for name in self._per_rank:
             per_rank[name] = tuple(numbers[start : start + self._world_size])
             start += self._world_size
-        # Not strict: the per-rank numbers follow.
+        # Not strict, since the per-rank numbers follow.
         sums = dict(zip(self._sums, numbers, strict=False))
         return Stats(sums, per_rank, tuple(numbers[start:]))

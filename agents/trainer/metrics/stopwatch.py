@@ -1,4 +1,4 @@
-"""Time the parts of a step, on the GPU's own clock where there is one."""
+"""Time the parts of a step, on the GPU's own clock if it has one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
-    """Seconds of one step on one rank."""
+    """Times of one step on one rank, in seconds."""
 
     step_s: float
-    """The whole step; a little more than its parts."""
+    """Time of the whole step, a little more than its parts."""
     input_s: float
-    """Choosing the batch and reading its rows."""
+    """Time to choose the batch and read its rows."""
     compute_s: float
-    """Forward and backward passes."""
+    """Time of the forward and backward passes."""
     wait_s: float
-    """Waiting for the other ranks and the network."""
+    """Time waiting for the other ranks and the network."""
     optimizer_s: float
 
     def with_waited(self, waited_s: float) -> StepTimes:
-        """Return the times with so much of computing counted as waiting, in seconds.
+        """Return the times with part of the computing time counted as waiting, in seconds.
 
         >>> StepTimes(step_s=3, input_s=0, compute_s=2, wait_s=1, optimizer_s=0).with_waited(0.5)
         StepTimes(step_s=3, input_s=0, compute_s=1.5, wait_s=1.5, optimizer_s=0)
@@ -33,7 +33,7 @@ class StepTimes:
 
 
 class Stopwatch:
-    """Starts when it is made; each `mark` ends a part: input, computing, waiting, optimizer."""
+    """Starts when created; each `mark` ends a part: input, computing, waiting, optimizer."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -45,13 +45,13 @@ class Stopwatch:
             self._mark_event()
 
     def mark(self) -> None:
-        """End one part. On a GPU this only queues an event, and waits for nothing."""
+        """End one part. On a GPU this only queues an event, without waiting."""
         if self._cuda:
             self._mark_event()
         self._marks_s.append(time.perf_counter())
 
     def read(self) -> StepTimes:
-        """Return the seconds of the step and of its four parts.
+        """Return the times of the step and of its four parts, in seconds.
 
         On a GPU this waits for the end of the last part.
         """
@@ -60,7 +60,7 @@ class Stopwatch:
         step_s = time.perf_counter() - self._started_s
         if self._cuda:
             pairs = zip(self._events, self._events[1:], strict=False)
-            # elapsed_time counts in milliseconds.
+            # elapsed_time returns milliseconds.
             parts = [start.elapsed_time(end) / 1e3 for start, end in pairs]
         else:
             marks = zip(self._marks_s, self._marks_s[1:], strict=False)

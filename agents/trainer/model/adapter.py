@@ -1,8 +1,7 @@
 """Add an adapter to a base model, which may lack layers that other ranks hold.
 
-What the adapter's settings mean is decided by the names and classes of the whole model, so that
-every rank has the settings that one process would have; PEFT then finds those of them that are
-here.
+The names and classes of the whole model determine the adapter's settings, so every rank has the
+settings that a single process would have. PEFT then finds the targets that are on this rank.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from agents.trainer.model import experts
 from agents.trainer.model.layer_loading import AbsentModule, as_whole
 from agents.trainer.model.nf4_experts import find_routers
 
-# PEFT adapts no output projection of these families' Mamba layers: kernels for training skip it.
+# PEFT adapts no output projection of these families' Mamba layers: training kernels skip it.
 _MAMBA_TYPES = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 _MAMBA_OUTPUT = "out_proj"
-# Settings by which PEFT adds no adapter, but all that comes with one.
+# Settings with which PEFT adds no adapter, but everything else that comes with one.
 _NO_TARGETS: dict[str, Any] = {
     "target_modules": DUMMY_TARGET_MODULES,
     "target_parameters": None,
@@ -45,9 +44,9 @@ def add_adapter(
     """Return a model with an adapter, as PEFT wraps it, and the settings of the adapter.
 
     Args:
-        model: the base model; an adapter on layers of other ranks alone adds none here.
-        spec: names the adapter.
-        non_text: modules that no text goes through.
+        model: base model; it gets no adapter if all adapted layers are on other ranks.
+        spec: source of the adapter's settings.
+        non_text: modules that no text passes through.
 
     Raises:
         ExpectedError: its targets are not in this model.
@@ -57,7 +56,9 @@ def add_adapter(
         _require_targets(model, lora, spec, non_text)
         targets = lora.target_modules
         if targets == "all-linear":
+            # A stage sees only its own layers; the names must be those of the whole model.
             targets = _name_all_linear(model, lora)
+    # PEFT refuses targets that it does not find, so absent parts are excluded.
     settings = _limit_to_parts(model, lora)
     try:
         with experts.names_as_they_are():
@@ -69,7 +70,7 @@ def add_adapter(
             f"Use all-linear, or names from {names}",
         ) from error
     experts.connect_adapters(peft_model)
-    # PEFT finds out whether a class stores weights the other way round.
+    # PEFT detects whether a class stores weights transposed.
     lora.target_modules, lora.fan_in_fan_out = targets, settings.fan_in_fan_out
     return peft_model, lora
 
@@ -86,7 +87,7 @@ def find_unfit_linears(model: nn.Module) -> list[str]:
 
 
 def _is_more_than_linear(module: nn.Module) -> bool:
-    """Return whether it is a class of one model, as Llama 4's router, which returns a tuple."""
+    """Return whether it is a class of one model, like Llama 4's router, which returns a tuple."""
     own = type(module).__module__.startswith("transformers.models.")
     return isinstance(module, nn.Linear) and own
 
@@ -94,10 +95,11 @@ def _is_more_than_linear(module: nn.Module) -> bool:
 def _lora_config(adapter: AdapterSpec, model: nn.Module, non_text: Sequence[str]) -> LoraConfig:
     left_out = list(non_text)
     if adapter.targets == "all-linear":
-        # A router that is a linear layer is no part to adapt unless somebody names it.
+        # A router that is a linear layer is adapted only if the user names it.
         left_out += [name for name, _ in find_routers(model)]
         left_out += find_unfit_linears(model)
     targets = adapter.targets if isinstance(adapter.targets, str) else list(adapter.targets)
+    # PEFT writes the number into its config file: 32, not 32.0.
     alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
     return LoraConfig(
         r=adapter.rank,
@@ -113,7 +115,7 @@ def _lora_config(adapter: AdapterSpec, model: nn.Module, non_text: Sequence[str]
 
 
 def _match_inside(names: Iterable[str]) -> str:
-    """Return a regular expression for some modules and all that is in them."""
+    """Return a regular expression for some modules and everything inside them."""
     return rf"({'|'.join(map(re.escape, names))})(\..*)?"
 
 
@@ -126,7 +128,7 @@ def _require_targets(
         ExpectedError: some are not.
     """
     out = tuple(f"{name}." for name in non_text)
-    modules = {k: one for k, one in model.named_modules() if not f"{k}.".startswith(out)}
+    modules = {k: module for k, module in model.named_modules() if not f"{k}.".startswith(out)}
     layers = _find_linears(modules)
     hint = f"Use all-linear, or names from {_list_names(layers)}"
     targets = spec.adapter.targets
@@ -154,6 +156,7 @@ def _name_all_linear(model: nn.Module, lora: LoraConfig) -> set[str]:
     """Return the names by which PEFT describes an adapter of all linear layers of a model."""
     named = tuners_utils._maybe_include_all_linear_layers(copy.copy(lora), model)
     found = set(named.target_modules or ())
+    # PEFT shortens long lists of names to minimal endings.
     if len(found) < MIN_TARGET_MODULES_FOR_OPTIMIZATION:
         return found
     others = {name for name, _ in model.named_modules()} - found
@@ -161,9 +164,9 @@ def _name_all_linear(model: nn.Module, lora: LoraConfig) -> set[str]:
 
 
 def _limit_to_parts(model: nn.Module, lora: LoraConfig) -> LoraConfig:
-    """Return the settings by which PEFT adapts the parts of a model that this rank has."""
+    """Return the settings with which PEFT adapts the parts of a model on this rank."""
     modules = dict(model.named_modules())
-    absent = [name for name, one in modules.items() if isinstance(one, AbsentModule)]
+    absent = [name for name, part in modules.items() if isinstance(part, AbsentModule)]
     if not absent:
         return lora
     if not _has_targets(model, modules, lora):
@@ -176,7 +179,7 @@ def _limit_to_parts(model: nn.Module, lora: LoraConfig) -> LoraConfig:
 
 
 def _has_targets(model: nn.Module, modules: Mapping[str, nn.Module], lora: LoraConfig) -> bool:
-    """Return whether an adapter has targets in the parts of a model that this rank has."""
+    """Return whether an adapter has targets in the parts of a model on this rank."""
     if lora.target_parameters and experts.name_targets(model):
         return True
     targets, linears = lora.target_modules, _find_linears(modules)
@@ -184,15 +187,15 @@ def _has_targets(model: nn.Module, modules: Mapping[str, nn.Module], lora: LoraC
         return bool(linears)
     names = [targets] if isinstance(targets, str) else list(targets or ())
     is_pattern = isinstance(targets, str)
-    return any(_find_meant(one, modules, is_pattern=is_pattern) & linears for one in names)
+    return any(_find_meant(name, modules, is_pattern=is_pattern) & linears for name in names)
 
 
 def _find_linears(modules: Mapping[str, nn.Module]) -> set[str]:
     """Return the names of the linear layers that an adapter fits."""
     return {
         name
-        for name, one in modules.items()
-        if isinstance(one, (nn.Linear, Conv1D)) and not _is_more_than_linear(one)
+        for name, module in modules.items()
+        if isinstance(module, (nn.Linear, Conv1D)) and not _is_more_than_linear(module)
     }
 
 
@@ -201,7 +204,7 @@ def _list_names(layers: Iterable[str]) -> str:
 
 
 def _find_meant(target: str, modules: Mapping[str, nn.Module], *, is_pattern: bool) -> set[str]:
-    """Return the modules that a regular expression or a name's ending selects in PEFT."""
+    """Return the modules that PEFT selects by a regular expression or the ending of a name."""
     if not is_pattern:
         return {name for name in modules if f".{name}".endswith(f".{target}")}
     return {name for name in modules if re.fullmatch(target, name)}

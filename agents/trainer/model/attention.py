@@ -1,15 +1,15 @@
 """Causal attention within each segment of a flat row, for Transformers' attention registry.
 
-A micro-batch is one row of segments laid end to end, so nothing is padded; this function keeps the
+A micro-batch is one row of segments laid end to end, so it has no padding; this function keeps the
 segments apart. It needs no mask: Transformers builds masks only for the attention names that it
 knows, so a model that asks for one gets None.
 
 On GPUs FlashAttention or, for soft-capped scores, sinks and wide heads, `segment_attention`
-processes all segments in one call. On CPUs, in fp32 and in fp64 each segment is a call of its own;
+processes all segments in one call. On CPUs, in fp32 and in fp64 each segment is a separate call;
 inside a compiled layer those calls are one operator, since their bounds are data.
 
 A sink is a logit of a head that takes part in each softmax and whose weight is dropped, so that a
-query may attend to nothing (Xiao et al. 2023, arXiv:2309.17453; gpt-oss learns it).
+query may attend to no token (Xiao et al. 2023, arXiv:2309.17453; gpt-oss learns it).
 
 Shape letters: H heads, M tokens of the flat row, T of one segment, S segments, D head width.
 """
@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -46,20 +46,21 @@ class Segments:
     bounds_S: Tensor
     """The bounds as int32 on the device."""
     host_extent_2: Tensor
-    """Length that no segment exceeds, and the common length of all segments or 0; int32 in host
-    memory. The first one may be greater than the longest segment, so that it repeats."""
+    """Upper bound of the segments' lengths, and their common length or 0; int32 in host memory. The
+    bound may exceed the longest segment, so that it repeats across micro-batches.
+    """
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device, longest: int = 0) -> Segments:
         """Lay out segments of these lengths, which may be 0.
 
         Args:
-            lengths: Tokens of each segment.
-            device: Device of the bounds.
-            longest: Length that no segment exceeds; 0 for the longest of them.
+            lengths: tokens of each segment.
+            device: device of the bounds.
+            longest: upper bound of the lengths; 0 for the longest segment.
 
         Raises:
-            ValueError: A segment is longer than `longest`.
+            ValueError: a segment is longer than `longest`.
         """
         most = max(lengths)
         if longest and most > longest:
@@ -80,10 +81,10 @@ class Segments:
         )
 
     def split(self, most_tokens: int, place_M: Tensor) -> Segments:
-        """Return these segments, each cut from its beginning on into pieces of `most_tokens`.
+        """Return these segments, each cut from its beginning into pieces of `most_tokens`.
 
         The bounds on the device follow from `place_M`, the place of each token in its segment, and
-        their number from sizes alone, so that a recorded pass serves other rows.
+        their number from sizes alone, so a recorded pass can serve other rows.
         """
         if int(self.host_extent_2[0]) <= most_tokens:
             return self
@@ -91,13 +92,13 @@ class Segments:
         for start, stop in pairwise(self.bounds):
             full, rest = divmod(stop - start, most_tokens)
             pieces += [most_tokens] * full + [rest] * bool(rest)
-        found = Segments.of(pieces, torch.device("cpu"), most_tokens)
+        pieces_only = Segments.of(pieces, torch.device("cpu"), most_tokens)
         num_tokens = len(place_M)
         token_M = torch.arange(num_tokens, device=place_M.device, dtype=torch.int32)
         starts_M = torch.where(place_M % most_tokens == 0, token_M, num_tokens).sort().values
         most = min(len(self.bounds) + num_tokens // most_tokens, num_tokens)
         bounds_S = F.pad(starts_M[:most], (0, 1), value=num_tokens).int()
-        return replace(found, bounds_S=bounds_S, host_extent_2=_extent(most_tokens))
+        return replace(pieces_only, bounds_S=bounds_S, host_extent_2=_extent(most_tokens))
 
 
 def _extent(longest: int, common: int = 0) -> Tensor:
@@ -105,7 +106,7 @@ def _extent(longest: int, common: int = 0) -> Tensor:
 
 
 def find_chunk(config: Any) -> int | None:
-    """Return the width of chunked attention in tokens, or None: no layer has it (Llama 4)."""
+    """Return the width of chunked attention in tokens, or None if no layer has it (Llama 4)."""
     if "chunked_attention" not in (getattr(config, "layer_types", None) or ()):
         return None
     return int(config.attention_chunk_size)
@@ -114,7 +115,8 @@ def find_chunk(config: Any) -> int | None:
 def take_temperatures(model: nn.Module) -> list[Any]:
     """Let `attend_segments` scale queries by their places; return the layers that do so.
 
-    Layers without rotary angles do it themselves in Llama 4, by the place in the whole row.
+    In Llama 4, layers without rotary angles scale by the place in the whole row, which is wrong for
+    a flat row.
     """
     tuned = [
         module
@@ -161,21 +163,21 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
     """Attend causally within each segment; has the signature of Transformers' attention functions.
 
     Args:
-        softcap: Scores become softcap * tanh(score / softcap) before the softmax.
-        s_aux: Sink of each query head (H,), a logit; None without sinks.
-        bounds_S: See `Segments`. Tensors rather than numbers, so that one compiled layer serves
+        softcap: scores become softcap * tanh(score / softcap) before the softmax.
+        s_aux: sink of each query head (H,), a logit; None without sinks.
+        bounds_S: see `Segments`. A tensor instead of numbers, so that one compiled layer serves
             every micro-batch.
-        host_bounds_S: See `Segments`.
-        host_extent_2: See `Segments`.
-        windows: Collects the sliding window that each layer passes, to check that it does.
-        chunks: Segments cut into chunks, for layers that attend within those.
-        place_M: Place of each token in its segment, for layers that scale queries by it.
+        host_bounds_S: see `Segments`.
+        host_extent_2: see `Segments`.
+        windows: collects the sliding window that each layer passes, to check that it does.
+        chunks: segments cut into chunks, for layers that attend within those.
+        place_M: place of each token in its segment, for layers that scale queries by it.
 
     Returns:
-        The output (1, M, H, D), and no weights.
+        The output (1, M, H, D), and None instead of weights.
 
     Raises:
-        ValueError: The model needs a feature that this function does not support.
+        ValueError: the model needs a feature that this function does not support.
     """
     if attention_mask is not None or dropout:
         raise ValueError("masks and dropout of scores are not supported")
@@ -188,16 +190,16 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
         query_1HMD = _scale_by_place(module, query_1HMD, place_M)
     query, key, value = query_1HMD, key_1HMD, value_1HMD
     if value.dtype in _NARROW:
-        # Rotary embeddings have fp32 angles, so autocast's half-precision queries and keys come
-        # out as fp32. The next product would cast them back anyway.
+        # Rotary embeddings have fp32 angles, so autocast's half-precision queries and keys come out
+        # as fp32. The next product would cast them back anyway.
         query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window or 0
     is_plain = not softcap and s_aux is None
     is_narrow = query.is_cuda and query.dtype in _NARROW
     if is_plain and not is_narrow and not torch.compiler.is_compiling():
-        # PyTorch's kernels hold no scores of a whole segment, but the loop around them cannot be
-        # compiled.
+        # PyTorch's kernels never store the scores of a whole segment, but the loop around them
+        # cannot be compiled.
         return _attend_each(query, key, value, host_bounds_S, scale, window), None
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if is_plain and is_narrow and query.shape[-1] == value.shape[-1] <= _WIDEST_HEAD:
@@ -215,7 +217,7 @@ def _is_chunked(module: Any) -> bool:
 
 
 def _scale_by_place(module: Any, query_1HMD: Tensor, place_M: Tensor) -> Tensor:
-    """Scale queries up with their distance from the beginning (Nakanishi 2025, 2501.19399)."""
+    """Scale queries by their distance from the beginning (Nakanishi 2025, arXiv:2501.19399)."""
     blocks_M = torch.floor((place_M.float() + 1.0) / module.floor_scale)
     scale_M1 = (torch.log1p(blocks_M) * module.attn_scale + 1.0).unsqueeze(-1)
     return (query_1HMD * scale_M1).to(query_1HMD.dtype)

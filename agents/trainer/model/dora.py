@@ -1,11 +1,11 @@
 """Magnitudes of weight-decomposed adapters (DoRA, Liu et al. 2024, arXiv:2402.09353).
 
-An output of such a layer is that of LoRA times its row's trained magnitude m, divided by the
-length of the row of W + U D, where D and U are the adapter's down projection and its scaled up
-projection. The length gets no gradient (section 4.3). PEFT adds W + U D up in every pass. Here the
-lengths follow once per step, as adapters change once per step, from the lengths of the rows of W,
-one product with W and small ones. Where W is streamed, that is done when it is there for the step's
-first forward pass.
+An output of such a layer is that of LoRA times its row's trained magnitude m, divided by the length
+of the row of W + U D, where D and U are the adapter's down projection and its scaled up projection.
+The length gets no gradient (section 4.3). PEFT computes W + U D in every pass. Here the lengths are
+computed once per step, since adapters change once per step, from the lengths of the rows of W, one
+product with W and small ones. A streamed W is used when it arrives for the step's first forward
+pass.
 
     |W + U D|^2 = |W|^2 + 2 (W D^T) . U + (U (D D^T)) . U    for each row, "." summing over ranks
 
@@ -34,28 +34,29 @@ def is_decomposed(layer: Any) -> bool:
 
 
 def measure_magnitudes(model: nn.Module, stream: LayerStream | None = None) -> None:
-    """Set all magnitudes to the lengths of the base weights' rows, which they start with.
+    """Set all magnitudes to the lengths of the base weights' rows, their initial value.
 
-    PEFT rounds them to the type of the weights, which changes every output of the model by up to
-    0.4 % before the first step, and takes what lies in the slots for the weights of streamed
-    layers. Lengths of training and merging are not rounded.
+    Lengths of training and merging are not rounded.
 
     Args:
-        model: with an adapter.
-        stream: brings the layers that are streamed; None: none is.
+        model: model with an adapter.
+        stream: source of the streamed layers; None if no layer is streamed.
 
     Raises:
         ExpectedError: a streamed layer cannot be read.
     """
-    found = {layer: None for layer in model.modules() if _has_magnitudes(layer)}
-    if not found:
+    # Not PEFT's own values: it rounds them to the type of the weights, which changes every output
+    # by up to 0.4 % before the first step, and reads arbitrary slot content as weights of streamed
+    # layers.
+    waiting = {layer: None for layer in model.modules() if _has_magnitudes(layer)}
+    if not waiting:
         return
     for block in stream.visit() if stream is not None else ():
-        inside = [layer for layer in block.modules() if layer in found]
+        inside = [layer for layer in block.modules() if layer in waiting]
         _measure_magnitudes(inside)
         for layer in inside:
-            del found[layer]
-    _measure_magnitudes(found)
+            del waiting[layer]
+    _measure_magnitudes(waiting)
 
 
 def _has_magnitudes(layer: nn.Module) -> bool:
@@ -71,15 +72,15 @@ def _measure_magnitudes(layers: Iterable[Any]) -> None:
 
 
 def make_buffers(layer: Any) -> None:
-    """Add the buffers that `refresh_lengths` fills to a layer.
+    """Add the buffers of `refresh_lengths` to a layer.
 
     Args:
-        layer: LoRA layer that has copies of its adapter, `fused_down` (Q, I) and `fused_up` (O, Q).
+        layer: LoRA layer with copies of its adapter, `fused_down` (Q, I) and `fused_up` (O, Q).
     """
     up_OQ = layer.fused_up
     lengths_O = up_OQ.new_empty(len(up_OQ), dtype=_widen(up_OQ.dtype))
     layer.register_buffer("fused_lengths", lengths_O, persistent=False)
-    # The base weight does not change, and may not be here yet.
+    # Filled later: the base weight is constant, but may not have arrived yet.
     layer.register_buffer("fused_squares", None, persistent=False)
 
 
@@ -93,7 +94,7 @@ def refresh_lengths(layer: Any, weight_OI: Tensor) -> None:
     squared_QQ = _multiply_wide(down_QI, down_QI.T, wide)
     up_OQ = up_OQ.to(wide)
     added_O = ((2 * crossed_OQ + up_OQ @ squared_QQ) * up_OQ).sum(1)
-    # Rounding must not make a length imaginary.
+    # Rounding must not make a square negative.
     squares_O = (layer.fused_squares + added_O).clamp_min(torch.finfo(wide).tiny)
     torch.sqrt(squares_O, out=layer.fused_lengths)
 
@@ -102,16 +103,16 @@ def apply(layer: Any, y_MO: Tensor, plain_MO: Tensor | None = None) -> Tensor:
     """Return the outputs of a layer without its bias (M, O).
 
     Args:
-        layer: The LoRA layer.
+        layer: the LoRA layer.
         y_MO: W x + U D x; of the masked x with dropout.
-        plain_MO: With dropout, W times what the mask takes away. PEFT has it so: the base layer
-            sees all of its input, and what the magnitudes change of it sees the masked one.
+        plain_MO: with dropout, W times the part that the mask removes. As in PEFT, the base layer
+            sees its whole input, and the magnitudes' change only the masked input.
     """
     factor_O = layer.lora_magnitude_vector[_NAME].weight / layer.fused_lengths
-    found_MO = y_MO * factor_O
+    scaled_MO = y_MO * factor_O
     if plain_MO is not None:
-        found_MO = found_MO + plain_MO
-    return found_MO.to(y_MO.dtype)
+        scaled_MO = scaled_MO + plain_MO
+    return scaled_MO.to(y_MO.dtype)
 
 
 def _measure_rows(weight_OI: Tensor) -> Tensor:
@@ -124,7 +125,7 @@ def _widen(dtype: torch.dtype) -> torch.dtype:
 
 
 def _multiply_wide(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
-    """Return a @ b, added up and returned in a wider type than theirs."""
+    """Return a @ b, accumulated and returned in a wider type than that of a and b."""
     if a.is_cuda and a.dtype != wide:
         return torch.mm(a, b, out_dtype=wide)
     return a.to(wide) @ b.to(wide)

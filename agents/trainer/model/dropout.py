@@ -2,12 +2,12 @@
 
 Ordinary dropout draws from one random stream per process, so its masks change with the number of
 ranks and with a resume. Here each element of a mask is a hash of its example's place in the global
-order, its token, its layer and its feature. The result is the same on one GPU or on seven
-different ones, for any split of the batch, after any resume, and when activations are recomputed.
+order, its token, its layer and its feature. The result is the same on one GPU or on seven different
+ones, for any split of the batch, after any resume, and when activations are recomputed.
 
-A seeded generator per row would not do: CUDA generators return other numbers on a GPU with another
-number of multiprocessors. One 32-bit hash decides two features. Its shift is arithmetic, which
-costs one bit of the hash before the multiplication spreads the rest.
+A seeded generator per row would not suffice: CUDA generators return different numbers on GPUs with
+different numbers of multiprocessors. One 32-bit hash decides two features. Its shift is arithmetic,
+which costs one bit of the hash before the multiplication spreads the others.
 
 Shape letters: B rows of the micro-batch (one, flat), T its tokens, F features, H half the features
 (rounded up).
@@ -27,18 +27,18 @@ from agents.errors import ExpectedError
 
 # 0x85EBCA6B, the first multiplier of MurmurHash3's finalizer, as a signed 32-bit integer.
 _MULTIPLIER = -2048144789
-# Values of the 16 bits that decide about one feature.
+# Number of values of the 16 bits that decide one feature.
 _LANES = 1 << 16
 _WORD = 1 << 64
 
 
 class DropoutClock:
-    """Holds the keys of the current micro-batch's tokens for every `CountedDropout` of a model."""
+    """Keys of the current micro-batch's tokens, for every `CountedDropout` of a model."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self.tokens_BT1: Tensor | None = None
-        """Odd random integer of each token of the micro-batch, int32; None switches dropout off."""
+        """Odd random integer of each token of the micro-batch, int32; None disables dropout."""
 
     def set(
         self,
@@ -52,10 +52,10 @@ class DropoutClock:
         A place identifies both the step and the example, because the order is a pure function.
 
         Args:
-            positions: Place of each example in the global order.
-            lengths: Number of tokens of each example.
-            num_tokens: Number of tokens of the flat row, with padding.
-            device: Device of the masks.
+            positions: place of each example in the global order.
+            lengths: number of tokens of each example.
+            num_tokens: number of tokens of the flat row, with padding.
+            device: device of the masks.
         """
         keys = np.ones(num_tokens, dtype=np.int32)
         stop = 0
@@ -68,7 +68,7 @@ class DropoutClock:
         self.tokens_BT1 = host.to(device, non_blocking=True).reshape(1, -1, 1)
 
     def clear(self) -> None:
-        """Switch dropout off."""
+        """Disable dropout."""
         self.tokens_BT1 = None
 
     @contextmanager
@@ -114,8 +114,8 @@ class CountedDropout(nn.Module):
             tokens_BT1 = self._match(tokens_BT1, x)
         hash_BTH = tokens_BT1 * self.features_H
         hash_BTH = (hash_BTH ^ (hash_BTH >> 15)) * _MULTIPLIER
-        # Each half of the hash is one feature's uniform value; an odd number of features leaves
-        # the last half unused.
+        # Each half of the hash is one feature's uniform value; an odd number of features leaves the
+        # last half unused.
         lanes_BTF = hash_BTH.view(torch.int16)[..., : self._features]
         return torch.where(lanes_BTF >= self._threshold, x * self._scale, 0.0)
 
@@ -141,7 +141,7 @@ def _draw_name(name: str, count: int) -> np.ndarray[tuple[int], np.dtype[np.int3
 
 def _odd(philox: np.random.Philox, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     words = philox.random_raw((count + 1) // 2).view(np.uint32)[:count]
-    # Odd, so that multiplying by it is a bijection and no key maps everything to zero.
+    # Odd, so that multiplication is a bijection and no key maps everything to zero.
     return (words | np.uint32(1)).view(np.int32)
 
 

@@ -2,12 +2,12 @@
 
 Registered with Transformers' interface for experts, so no model is forked: classes keep their
 router, their activation and their shared experts. Llama 4 does not use it (`llama4_experts`).
-Routing weights are applied before the second product instead of behind it, which is the same sum
+Routing weights are applied before the second product instead of after it, which gives the same sum
 and keeps its results out of memory.
 
-An adapter on experts has matrices of its own for each expert, in PEFT's layout for
-`target_parameters`, so that PEFT loads what was trained. PEFT itself would form weight + update for
-all experts in each pass.
+An adapter on experts has separate matrices for each expert, in PEFT's layout for
+`target_parameters`, so PEFT can load the trained adapter. PEFT itself would form weight + update
+for all experts in each pass.
 
 Shape letters: T tokens, K experts of a token, S = T * K rows sorted by expert, E experts, H hidden
 features, O outputs of the first product.
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
@@ -49,7 +49,7 @@ from agents.trainer.model.nf4_experts import (
 
 NAME = "rackless"
 _ADAPTER = "default"
-# Linear layers that PEFT takes for one matrix of experts.
+# Names of linear layers that PEFT treats as one matrix of experts.
 _FUSED = ("gate_proj", "up_proj")
 
 
@@ -59,10 +59,10 @@ def forward_experts(
     """Return the weighted sum of each token's experts (T, H).
 
     Args:
-        module: Module of experts; see `is_experts`.
-        hidden_TH: Tokens.
-        top_k_index: Experts of each token (T, K).
-        top_k_weights: Their weights (T, K).
+        module: module of experts; see `is_experts`.
+        hidden_TH: tokens.
+        top_k_index: experts of each token (T, K).
+        top_k_weights: their weights (T, K).
     """
     first, second = name_matrices(module)
     is_llama4, has_bias = is_llama4_experts(module), getattr(module, "has_bias", False)
@@ -81,13 +81,13 @@ def forward_experts(
         z_SI = module._apply_gate(y_SO) * weight_S
     else:
         z_SI = module.act_fn(y_SO) * weight_S
-    found_TH = _multiply(module, second, z_SI.to(dtype), route, top_k, gathers=False)
+    out_TH = _multiply(module, second, z_SI.to(dtype), route, top_k, gathers=False)
     if has_bias:
-        # Each token's biases, weighted: a product with a narrow matrix instead of K copies.
+        # Weighted biases of each token, as a product with a narrow matrix instead of K copies.
         one_hot_TKE = F.one_hot(top_k_index, module.num_experts).to(dtype)
         share_TE = (one_hot_TKE * top_k_weights[..., None].to(dtype)).sum(dim=1)
-        found_TH = found_TH + share_TE @ getattr(module, f"{second}_bias").to(dtype)
-    return found_TH.to(hidden_TH.dtype)
+        out_TH = out_TH + share_TE @ getattr(module, f"{second}_bias").to(dtype)
+    return out_TH.to(hidden_TH.dtype)
 
 
 def _compute_dtype(module: Any, hidden_TH: Tensor) -> torch.dtype:
@@ -133,12 +133,12 @@ class ExpertAdapter(ParamWrapper):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the output of the module of experts."""
-        found: Tensor = self.base_layer(x, *args, **kwargs)
-        return found
+        output: Tensor = self.base_layer(x, *args, **kwargs)
+        return output
 
 
 def find_experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the modules of experts that our products compute, with their names."""
+    """Yield the modules of experts that grouped products compute, with their names."""
     for name, module in model.named_modules():
         if is_experts(module) and not isinstance(module, ParamWrapper):
             yield name, module
@@ -156,19 +156,19 @@ def name_targets(model: nn.Module) -> list[str]:
 
 
 def use_own_products(model: Any) -> bool:
-    """Let `forward_experts` compute the experts of a model; return whether it has any."""
+    """Let `forward_experts` compute the experts of a model; return whether it has experts."""
     if not any(True for _ in find_experts(model)):
         return False
-    layers = [one for one in model.modules() if is_llama4_experts(getattr(one, "experts", None))]
+    layers = [m for m in model.modules() if is_llama4_experts(getattr(m, "experts", None))]
     for layer in layers:
         _precede(layer, _RoutedLayer)
     if not layers:
         ALL_EXPERTS_FUNCTIONS.register(NAME, forward_experts)
         model.set_experts_implementation(NAME)
     for _, router in find_routers(model):
-        # Autocast would round classes that route in float32, which changes choices.
+        # Autocast would round routers that compute in float32, which changes their choices.
         _precede(router, _ExactRouter)
-    # Logits of routers are collected for the auxiliary loss, which is no part of the objective.
+    # Router logits are collected for the auxiliary loss, which the objective does not include.
     for config in (model.config, model.config.get_text_config()):
         if getattr(config, "output_router_logits", False):
             config.output_router_logits = False
@@ -179,9 +179,9 @@ def use_own_products(model: Any) -> bool:
 def names_as_they_are() -> Iterator[None]:
     """Keep PEFT from changing the targets of an adapter inside the block.
 
-    PEFT takes `gate_proj`, `up_proj` and `down_proj` for experts in models that had a linear layer
-    per expert in Transformers 4, also where they name a shared expert or a dense layer: these would
-    get no adapter, and the experts one of twice the rank.
+    In models that had a linear layer per expert in Transformers 4, PEFT takes `gate_proj`,
+    `up_proj` and `down_proj` for experts even if they name a shared expert or a dense layer: these
+    would get no adapter, and the experts one of twice the rank.
     """
     usual = transformers_weight_conversion.convert_peft_config_for_transformers
     transformers_weight_conversion.convert_peft_config_for_transformers = _leave_as_is
@@ -192,7 +192,7 @@ def names_as_they_are() -> Iterator[None]:
 
 
 def list_adapted(model: nn.Module) -> list[str]:
-    """Return the names of the linear layers of a model, as PEFT wraps it, that have an adapter."""
+    """Return the names of the linear layers with an adapter, of a model as PEFT wraps it."""
     base: Any = model.get_base_model()  # type: ignore[operator, unused-ignore]
     return [
         name
@@ -204,22 +204,22 @@ def list_adapted(model: nn.Module) -> list[str]:
 def name_targets_for_peft(
     lora: LoraConfig, model: nn.Module, adapted: Iterable[str]
 ) -> dict[str, Any]:
-    """Return the settings of an adapter's config file that let PEFT load it without that change.
+    """Return the settings in an adapter's config file with which PEFT loads it unchanged.
 
     Args:
-        lora: Settings of the adapter.
-        model: As PEFT wraps it; it may have some of the layers only.
-        adapted: Linear layers of the whole model that have an adapter; see `list_adapted`.
+        lora: settings of the adapter.
+        model: model as PEFT wraps it; it may have only some of the layers.
+        adapted: linear layers with an adapter, of the whole model; see `list_adapted`.
 
     A linear layer whose name PEFT would take for experts is named by its weight, which has the same
-    layout of adapters. These have no dropout in PEFT, and a finished adapter needs none.
+    layout of adapters. Such adapters have no dropout in PEFT, and a finished adapter needs none.
     """
     base: Any = model.get_base_model()  # type: ignore[operator, unused-ignore]
     convert = transformers_weight_conversion.convert_peft_config_for_transformers
     changed = copy.deepcopy(lora)
     try:
         convert(changed, base, None)
-    except ValueError:  # one of two matrices has an adapter that are one in experts
+    except ValueError:  # PEFT wants both or neither of two matrices fused in experts
         changed = copy.deepcopy(lora)
         changed.target_modules = {*adapted, *_FUSED}
         convert(changed, base, None)
@@ -245,7 +245,7 @@ def _leave_as_is(*args: Any, **kwargs: Any) -> None:
 
 
 def connect_adapters(model: nn.Module) -> None:
-    """Hand the adapters that PEFT made for experts over to `forward_experts`."""
+    """Pass the adapters that PEFT created for experts to `forward_experts`."""
     for module in list(model.modules()):
         if isinstance(module, ParamWrapper):
             module.__class__ = ExpertAdapter
@@ -254,7 +254,7 @@ def connect_adapters(model: nn.Module) -> None:
 
 
 def _precede(module: Any, mixin: type) -> None:
-    """Let the methods of a mixin precede those of a module's class."""
+    """Place a mixin before a module's class in its method resolution order."""
     kind = type(module)
     if issubclass(kind, mixin):
         return
@@ -267,7 +267,7 @@ class _ExactRouter:
     """Mixin that precedes the class of a router."""
 
     def forward(self: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return what the class returns without autocast."""
+        """Return the result of the class without autocast."""
         with torch.autocast(hidden.device.type, enabled=False):
             dtype = next(self.parameters()).dtype
             return super().forward(hidden.to(dtype), *args, **kwargs)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Which tensors of a model's files become which parameter of its class."""
+"""Mapping from the tensors in a model's files to the parameters of its class."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from transformers.core_model_loading import (
 
 
 def group_by_parameter(model: Any, names: Iterable[str], mapping: Any) -> dict[str, list[str]]:
-    """Return the names of tensors in files by the (first) parameter that they become.
+    """Return the names of tensors in files, grouped by the (first) parameter that they become.
 
     Args:
-        model: of Transformers, with or without weights.
-        names: of tensors in its files.
-        mapping: how Transformers turns them into parameters (`weight_mapping`); None: as they are.
+        model: model of Transformers, with or without weights.
+        names: names of tensors in its files.
+        mapping: conversion to parameters by Transformers (`weight_mapping`); None for no change.
     """
-    renamings = [one for one in mapping or () if isinstance(one, WeightRenaming)]
-    converters = [one for one in mapping or () if isinstance(one, WeightConverter)]
+    renamings = [rule for rule in mapping or () if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in mapping or () if isinstance(rule, WeightConverter)]
     known, prefix = model.state_dict(), model.base_model_prefix
     groups: dict[str, list[str]] = {}
     for name in sorted(names, key=dot_natural_key):

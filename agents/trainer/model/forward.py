@@ -1,10 +1,10 @@
 """Forward passes over flat rows: the model's body, and its head only where a loss is computed.
 
-The capabilities of a model class are detected once, by comparing its own attention and logits with
-ours on a few tokens and layers, and by changing one segment: no other may notice. One segment at a
-time goes through a class that fails this, or whose rotary angles depend on the length of the input.
-A class whose logits `head` cannot compute uses its own head. Both fallbacks are slower and as
-correct, and `Forward.limits` tells of them.
+The capabilities of a model class are detected once: its own attention and logits are compared with
+flat passes on a few tokens and layers, and a change of one segment must not affect another. A class
+that fails this, or whose rotary angles depend on the length of the input, processes one segment at
+a time. A class whose logits `head` cannot compute uses its own head. Both fallbacks are slower but
+correct, and `Forward.limits` reports them.
 
 Shape letters: M tokens of the flat row, N targets (tokens whose prediction counts), H hidden
 features, V entries of the vocabulary.
@@ -30,14 +30,14 @@ from agents.trainer.model.model import TrainedModel
 from agents.trainer.model.stage_ends import StageEnds
 
 _PROBE_TOKENS = (7, 5)
-# The first token of a first segment that differs in every place.
+# First token of an alternative first segment, which differs in every position.
 _OTHER_TOKEN = 20
-# Maximum difference between two ways to compute logits, relative to the largest logit.
+# Maximum difference between two computations of logits, relative to the largest logit.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
-# What a change of one segment may change in another, as a share of the tolerance: kernels round
-# differently where experts get other numbers of tokens.
+# Allowed effect of one segment on another, as a fraction of the tolerance: kernels round
+# differently if experts get other numbers of tokens.
 _LEAK = 0.1
-# Layers that are compared where no other kind follows, so that one reads what another has made.
+# Number of compared layers if all are of one kind, so that one reads another one's output.
 _COMPARED_LAYERS = 4
 
 
@@ -47,12 +47,12 @@ class Forward:
     def __init__(
         self, model: TrainedModel, device: torch.device, max_tokens: int | None = None
     ) -> None:
-        """Detect what the model's class supports.
+        """Detect the capabilities of the model's class.
 
         Args:
-            model: The model.
-            device: Device of the passes.
-            max_tokens: Length of the longest segment that will occur; None if unknown.
+            model: the model.
+            device: device of the passes.
+            max_tokens: upper bound of a segment's length, in tokens; None if unknown.
         """
         self._model = model
         self._device = device
@@ -60,16 +60,16 @@ class Forward:
         self._body = find_body(self._causal)
         self._ropes = positions.find_length_dependent(self._body, max_tokens)
         self.flat = False
-        """Whether several segments go through the model in one pass."""
+        """True if several segments pass through the model at once."""
         self.limits: tuple[str, ...] = ()
-        """What is slower with this class than with others, and why: sentences for people."""
-        # What the flat pass needs beside the bounds of its segments.
+        """Sentences for users about what is slower with this class than with others, and why."""
+        # Inputs of the flat pass in addition to the bounds of its segments.
         self._chunk_tokens = attention.find_chunk(self._causal.config.get_text_config())
         self._needs_places = recurrent_layers.route(self._body) or self._chunk_tokens is not None
         self.head: Head | FullLogitsHead = FullLogitsHead()
         self._has_routers = shallow.has_routers(self._body)
         self._stage = model.stage
-        # A rank without the last layers has no head either: its output is the next one's input.
+        # A rank without the last layers has no head: its output is the next rank's input.
         self._is_cut = model.stage is not None and not model.stage.is_last
         with torch.no_grad(), self._comparing():
             self._detect()
@@ -83,7 +83,7 @@ class Forward:
         return self.outputs(batch).index_select(0, batch.predicted_at_N)
 
     def outputs(self, batch: MicroBatch) -> Tensor:
-        """Return what this rank's layers make of every token (M, .); see `features`."""
+        """Return the output of this rank's layers for every token (M, .); see `features`."""
         with self._autocast():
             return self._run(batch)[0] if self.flat else self._run_per_segment(batch)
 
@@ -94,7 +94,7 @@ class Forward:
             with self._comparing():
                 expected_NH = self.features(batch)
             once = build_micro_batch([_build_probe(_PROBE_TOKENS[:1])], self._device)
-            # A single segment: a class that is not flat would call each layer once per segment.
+            # A single segment: a class without flat passes would call each layer once per segment.
             fused_linear.fuse(self._model.module, lambda: self.features(once), self._model.stream)
             with self._comparing():
                 agrees = self._agrees(lambda: self.features(batch), expected_NH)
@@ -113,7 +113,7 @@ class Forward:
             yield
 
     def _comparing(self) -> Any:
-        """Return a context in which two ways to compute the same are compared."""
+        """Return a context for comparing two computations, in which the model is shallow."""
         return shallow.first_layers(self._body, 1 if self._has_routers else _COMPARED_LAYERS)
 
     def _autocast(self) -> Any:
@@ -141,10 +141,10 @@ class Forward:
         return self._causal(input_ids=batch.ids_1M, **settings).logits
 
     def _run_per_segment(self, batch: MicroBatch) -> Tensor:
-        """Return the outputs of all segments (M, .), each from a forward pass of its own."""
+        """Return the outputs of all segments (M, .), each from a separate forward pass."""
         outputs = []
         for start, stop in pairwise(batch.segments.bounds):
-            # Otherwise a segment would get the angles of a longer one before it.
+            # Otherwise a segment would get the angles of an earlier, longer one.
             positions.reset(self._ropes)
             stage = nullcontext() if self._stage is None else self._stage.limited_to(start, stop)
             with self._model.clock.limited_to(start, stop), stage:
@@ -152,7 +152,7 @@ class Forward:
         return torch.cat(outputs)
 
     def _detect(self) -> None:
-        """Detect what this model class supports; see the module's docstring."""
+        """Detect the capabilities of this model class; see the module's docstring."""
         batch = build_micro_batch([_build_probe()], self._device)
         name = type(self._causal).__name__
         limits = []
@@ -165,7 +165,7 @@ class Forward:
                     self.head = FullLogitsHead()
             if isinstance(self.head, FullLogitsHead) and not self._is_cut:
                 limits.append(
-                    f"{name} computes its logits in a way of its own, so they are kept for all "
+                    f"{name} computes its logits itself, so they are kept for all "
                     "tokens, which takes memory."
                 )
             obstacle = self._find_obstacle(batch, expected_MV)
@@ -178,7 +178,7 @@ class Forward:
         self.limits = tuple(limits)
 
     def _find_obstacle(self, batch: MicroBatch, expected_MV: Tensor) -> str | None:
-        """Return why several segments cannot go through this class in one pass, or None."""
+        """Return why several segments cannot pass through this class at once, or None."""
         if self._ropes:
             return (
                 "its rotary angles depend on the length of the row, and rows are longer than "
@@ -186,6 +186,7 @@ class Forward:
             )
         if not self._causal._can_set_attn_implementation():
             return "it computes attention itself, not by Transformers' registry"
+        # Restored below if packed rows fail.
         usual = self._causal.config._attn_implementation
         tuned = attention.take_temperatures(self._body)
         self._needs_places = self._needs_places or bool(tuned)
@@ -195,7 +196,7 @@ class Forward:
             self._causal.set_attn_implementation(attention.NAME)
             obstacle = self._try_flat(batch, expected_MV)
         except (TypeError, ValueError, AttributeError, RuntimeError, KeyError) as error:
-            # Lack of memory says nothing about the class.
+            # Lack of memory is not a property of the class.
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -216,8 +217,8 @@ class Forward:
         found_MV, expected_MV = self._compute_logits(other)[last], found_MV[last]
         if not self._is_close(found_MV, expected_MV, _LEAK):
             return "its layers let a row see the row before it"
-        # The probe is shorter than any window, so agreeing logits do not show that the layers pass
-        # theirs on; the collected windows do.
+        # The probe is shorter than any window, so agreeing logits do not show that layers pass on
+        # their windows; the collected windows do.
         config = self._causal.config.get_text_config()
         if any(windows) != _has_sliding_window(config, self._stage):
             return "its layers do not pass on their sliding windows"
@@ -231,7 +232,7 @@ class Forward:
         try:
             found_MV = compute()
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            # Lack of memory says nothing about the class.
+            # Lack of memory is not a property of the class.
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             return False
@@ -256,7 +257,7 @@ def find_body(causal: Any) -> nn.Module:
 
 
 def _has_sliding_window(config: Any, stage: StageEnds | None) -> bool:
-    """Return whether some layers, of a stage if there is one, attend to a sliding window."""
+    """Return whether layers of the model, or of its stage, attend to a sliding window."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         mine = kinds if stage is None else kinds[stage.first : stage.stop]
@@ -265,7 +266,7 @@ def _has_sliding_window(config: Any, stage: StageEnds | None) -> bool:
 
 
 def _build_probe(lengths: tuple[int, ...] = _PROBE_TOKENS, first_token: int = 3) -> Example:
-    """Return segments of these lengths; `first_token` begins the first one, the others with 3."""
+    """Return segments of these lengths; `first_token` starts the first one, 3 the others."""
     parts = []
     for place, length in enumerate(lengths):
         is_target = np.ones(length, dtype=np.bool_)

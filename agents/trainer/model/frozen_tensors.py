@@ -1,8 +1,8 @@
-"""The frozen tensors of a layer: taken out as plain tensors, and put back as views of a block.
+"""Frozen tensors of a layer: exported as plain tensors, and imported as views of a block.
 
-NF4 weights consist of six tensors (see `kernels.nf4`), which bitsandbytes keeps in a state beside
-the parameter; packed experts are buffers of a module of ours. What is needed to make these objects
-again, shapes, types and sizes of blocks, are facts that are kept with the layer.
+NF4 weights consist of six tensors (see `kernels.nf4`), which bitsandbytes keeps in a state of the
+parameter; packed experts are buffers of a `PackedExperts`. Facts such as shapes, types and block
+sizes, from which these objects can be created again, are stored with the layer.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from agents.trainer.kernels import nf4
 from agents.trainer.model.nf4_experts import PackedExperts, find_packed, is_experts
 
-# Names of the tensors of an NF4 weight, behind that of the parameter.
+# Suffixes of the tensors of an NF4 weight, after the name of its parameter.
 _PARTS = ("packed", "scale8", "code", "group", "offset", "values")
-# The state of a weight that was quantized once only.
+# Suffixes of a weight that was quantized only once.
 _SINGLE_PARTS = ("packed", "scale", "values")
 
 Facts = dict[str, dict[str, Any]]
-"""What is known of quantized tensors, by the name of the parameter within the layer."""
+"""Facts about quantized tensors, by the name of the parameter within the layer."""
 
 
 def take_frozen(layer: nn.Module) -> tuple[dict[str, Tensor], Facts]:
-    """Return the frozen tensors of a layer by name, and the facts of those that are quantized."""
+    """Return the frozen tensors of a layer by name, and the facts of the quantized ones."""
     tensors: dict[str, Tensor] = {}
     facts: Facts = {}
     for name, module, short in _name_tensors(layer):
@@ -53,27 +53,27 @@ def take_frozen(layer: nn.Module) -> tuple[dict[str, Tensor], Facts]:
 
 
 def put_frozen(layer: nn.Module, tensors: Mapping[str, Tensor], facts: Facts) -> None:
-    """Let a layer use these tensors, which have the names that `take_frozen` gave them."""
+    """Use these tensors, named as by `take_frozen`, in a layer."""
     for name, module, short in [*_name_tensors(layer)]:
         about = facts.get(name)
         if about is None:
-            if name in tensors:  # else it is that of an adapter
+            if name in tensors:  # otherwise it belongs to an adapter
                 _put_plain(module, short, tensors[name])
         elif "experts" in about:
-            parts = [tensors[one] for one in _name_parts(name)]
+            parts = [tensors[part] for part in _name_parts(name)]
             _put_experts(module, short, parts, about)
         else:
             _put_quantized(module, name, short, tensors, about)
 
 
 def _name_tensors(layer: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield what a layer loads: name in a layer without adapters, module, name in the module."""
+    """Yield loaded tensors: name in a layer without adapters, module, name in the module."""
     for prefix, module in layer.named_modules():
         path = [part for part in prefix.split(".") if part not in ("", "base_layer")]
         if isinstance(module, PackedExperts):
-            continue  # found by the parameter that it stands for
+            continue  # found by its placeholder parameter
         for short in (*module._parameters, *module._buffers):
-            # What is in no file, such as angles, is made by the class.
+            # Buffers that are in no file, such as angles, are created by the class.
             is_loaded = short not in module._non_persistent_buffers_set
             if is_loaded and getattr(module, short) is not None:
                 yield ".".join([*path, short]), module, short

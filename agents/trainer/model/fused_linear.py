@@ -1,9 +1,10 @@
 """Fuse linear layers that read the same input, together with their adapters.
 
-Queries, keys and values are three products of one input; gate and up are two. Which layers share
-an input is detected on a few tokens, so it works for any model class. Layers keep their parameters;
-only `forward` changes: the first layer of a set computes the outputs of all, and the others return
-theirs. `fused_linear_op` explains why this is faster.
+Queries, keys and values are three products of one input; gate and up are two. Layers that share an
+input are detected on a few tokens, so this works for any model class. Layers keep their parameters;
+only `forward` changes: the first layer of a set computes all outputs, and the others return theirs.
+`fused_linear_op` explains why this is faster.
+
 Shape letters: M tokens, I inputs, O outputs of one layer, R ranks of all adapters of a set, Q of
 one adapter.
 """
@@ -16,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -27,7 +28,7 @@ from agents.trainer.kernels.masked_linear_op import multiply_masked
 from agents.trainer.model import dora
 from agents.trainer.streaming.layer_stream import LayerStream
 
-# Adapters copied per call. Their scaled intermediates take memory.
+# Number of adapters copied per call: their scaled intermediates take memory.
 _LAYERS_TOGETHER = 16
 # Ranks are padded to a multiple of this: 8 half-precision values are one 16-byte access.
 _RANKS_TOGETHER = 8
@@ -37,19 +38,19 @@ class FusedSet:
     """Linear layers that share their input.
 
     Args:
-        layers: Modules that the model calls, in this order: LoRA layers or plain linear ones.
+        layers: modules in the order of their calls: LoRA layers or plain linear ones.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._layers = list(layers)
-        # Input that `_outputs` belong to.
+        # Input of the `_outputs`.
         self._input: Tensor | None = None
         self._outputs: list[Tensor] = []
 
     def compute(self, place: int, x: Tensor) -> Tensor:
         """Return the output (..., O) of one layer for x (..., I)."""
-        # Compared by identity: `x` is the tensor that the first layer got. The last layer drops
-        # the outputs, so that none outlives the set's turn.
+        # Compared by identity: `x` is the tensor that the first layer got. The last layer drops the
+        # outputs, so that no output outlives the set's turn.
         last = len(self._layers) - 1
         if place and x is self._input:
             output = self._outputs[place]
@@ -64,8 +65,8 @@ class FusedSet:
 
 def _compute(layers: list[Any], x: Tensor) -> list[Tensor]:
     masked = [_mask(layer, x) for layer in layers]
-    if any(one is not x for one in masked):
-        return [_compute_masked(layer, x, one) for layer, one in zip(layers, masked, strict=True)]
+    if any(part is not x for part in masked):
+        return [_compute_masked(layer, x, part) for layer, part in zip(layers, masked, strict=True)]
     bases = [_base(layer) for layer in layers]
     is_packed = nf4.is_registered(bases[0])
     dtype = _compute_dtype(bases[0])
@@ -80,16 +81,16 @@ def _compute(layers: list[Any], x: Tensor) -> list[Tensor]:
     for layer, base in zip(layers, bases, strict=True):
         sizes += [base.out_features, len(layer.fused_down) if _is_active(layer) else 0]
     scale = adapted[0].scaling["default"] if adapted else 1.0
-    found = multiply(x_MI, low_MR, down_RI, ups, trained, weights, sizes, scale)
+    products = multiply(x_MI, low_MR, down_RI, ups, trained, weights, sizes, scale)
     outputs = []
-    for layer, y_MO in zip(layers, found, strict=True):
+    for layer, y_MO in zip(layers, products, strict=True):
         scaled_MO = dora.apply(layer, y_MO) if _is_decomposed(layer) else y_MO
         outputs.append(_finish(layer, scaled_MO, x))
     return outputs
 
 
 def _mask(layer: Any, x: Tensor) -> Tensor:
-    """Return what dropout leaves of the input of a DoRA layer; `x` itself where there is none."""
+    """Return the input of a DoRA layer after dropout, or `x` itself without dropout."""
     return layer.lora_dropout["default"](x) if _is_decomposed(layer) else x
 
 
@@ -98,12 +99,12 @@ def _is_decomposed(layer: Any) -> bool:
 
 
 def _compute_masked(layer: Any, x: Tensor, masked: Tensor) -> Tensor:
-    """Return the output of a layer of which the base weights see two inputs: DoRA with dropout."""
+    """Return the output of a layer whose base weights see two inputs: DoRA with dropout."""
     if masked is x:
         return _compute([layer], x)[0]
     base = _base(layer)
     dtype = _compute_dtype(base)
-    removed_MI, masked_MI = (one.to(dtype).flatten(0, -2) for one in (x - masked, masked))
+    removed_MI, masked_MI = (part.to(dtype).flatten(0, -2) for part in (x - masked, masked))
     down_QI = layer.lora_A["default"].weight.to(dtype)
     low_MQ = F.pad(masked_MI @ down_QI.T, (0, len(layer.fused_down) - len(down_QI)))
     weight = nf4.get_handle(base) if nf4.is_registered(base) else base.weight
@@ -127,14 +128,14 @@ def _project_down(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the outputs of the down projections (M, R), and the projections (R, I).
 
-    The projections are None with dropout, where each adapter has its own masked input.
+    The projections are None with dropout, since each adapter then has its own masked input.
     """
     if not adapted:
         return None, None
     dropouts = [layer.lora_dropout["default"] for layer in adapted]
     if all(isinstance(dropout, nn.Identity) for dropout in dropouts):
-        one = len(adapted) == 1  # else it is all of the set
-        down_RI = adapted[0].fused_down if one else adapted[0].fused_downs
+        is_single = len(adapted) == 1  # otherwise all layers of the set
+        down_RI = adapted[0].fused_down if is_single else adapted[0].fused_downs
         return x_MI.detach() @ down_RI.T, down_RI
     lows = []
     for layer, dropout in zip(adapted, dropouts, strict=True):
@@ -178,8 +179,8 @@ class FusedCopies:
     """Copies of the adapters in the compute type of the base layers, refreshed once per step.
 
     Args:
-        layers: Layers that `fuse` has changed.
-        stream: Brings the base weights of those that are streamed; None: all are there.
+        layers: layers that `fuse` has changed.
+        stream: source of streamed base weights; None if no layer is streamed.
     """
 
     def __init__(self, layers: Sequence[Any], stream: LayerStream | None = None) -> None:
@@ -190,7 +191,7 @@ class FusedCopies:
             for place, block in (stream.modules if stream is not None else {}).items()
             for module in block.modules()
         }
-        # Layers with magnitudes by their streamed decoder layer; None: their weights stay.
+        # Layers with magnitudes, by their streamed decoder layer; None for resident weights.
         self._decomposed: dict[int | None, list[Any]] = {}
         for layer in adapted:
             if layer.fused_is_decomposed:
@@ -203,10 +204,12 @@ class FusedCopies:
     def refresh(self) -> None:
         """Copy the current values of the parameters.
 
-        Lengths that need streamed weights follow when these are there for the next forward pass.
+        Lengths that need streamed weights follow when these arrive for the next forward pass.
         """
         for start in range(0, len(self._ups), _LAYERS_TOGETHER):
             some = slice(start, start + _LAYERS_TOGETHER)
+            # A few kernels for many small tensors, where one kernel each would be bound by
+            # launches.
             scaled = torch._foreach_mul([up for up, _ in self._ups[some]], self._scales[some])
             downs = [down for down, _ in self._downs[some]]
             into = [copy[:, : up.shape[1]] for up, copy in self._ups[some]]
@@ -221,7 +224,7 @@ class FusedCopies:
 
 @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
 def _refresh_lengths(layers: Sequence[Any]) -> None:
-    # Within a pass autocast would round what is added up in fp32.
+    # Inside a pass autocast would round sums that need fp32.
     with torch.autocast(layers[0].fused_up.device.type, enabled=False):
         for layer in layers:
             dora.refresh_lengths(layer, _read_weight(_base(layer)))
@@ -231,8 +234,8 @@ def collect_copies(model: nn.Module, stream: LayerStream | None = None) -> Fused
     """Return the copies of all adapters of a model that `fuse` has changed.
 
     Args:
-        model: The model.
-        stream: Brings its layers that are streamed; None: none is.
+        model: the model.
+        stream: source of streamed layers; None if no layer is streamed.
     """
     fused = [module for module in model.modules() if isinstance(module, _FusedLinear)]
     return FusedCopies(fused, stream)
@@ -244,9 +247,9 @@ def fuse(
     """Fuse the linear layers of the decoder layers that share their input.
 
     Args:
-        model: Model whose 4-bit layers `nf4.register` has prepared.
-        run_once: Passes a few tokens through the whole model, once.
-        stream: Brings its layers that are streamed; None: none is.
+        model: model whose 4-bit layers `nf4.register` has prepared.
+        run_once: passes a few tokens through the whole model, once.
+        stream: source of streamed layers; None if no layer is streamed.
     """
     adapted = {id(_base(module)) for module in model.modules() if isinstance(module, LoraLayer)}
     for layers in _find(model, run_once):
@@ -254,7 +257,7 @@ def fuse(
         _make_copies([layer for layer in layers if isinstance(layer, LoraLayer)])
         for place, layer in enumerate(layers):
             layer.fused_set, layer.fused_index = fused_set, place
-            # Changing the class keeps parameters, hooks and `state_dict` names as they are.
+            # Changing the class keeps parameters, hooks and `state_dict` names unchanged.
             layer.__class__ = _subclass(type(layer))
             if nf4.is_registered(_base(layer)):
                 is_whole = isinstance(layer, LoraLayer) or id(layer) not in adapted
@@ -309,11 +312,11 @@ def _find(model: nn.Module, run_once: Callable[[], object]) -> Iterator[list[Any
     for layer, x in once:
         base: Any = _base(layer)
         kind = nf4.is_registered(base), _compute_dtype(base)
-        # The version tells apart a tensor that was changed in place between two layers.
+        # The version distinguishes a tensor that was changed in place between two layers.
         sets.setdefault((id(x), x._version, kind), []).append(layer)
     yield from sets.values()
-    heard = {id(layer) for layer, _ in once}
-    yield from ([layer] for layer in layers if id(layer) not in heard)
+    seen = {id(layer) for layer, _ in once}
+    yield from ([layer] for layer in layers if id(layer) not in seen)
 
 
 def _candidates(block: nn.Module) -> Iterator[nn.Module]:
@@ -349,10 +352,10 @@ def _is_plain(layer: Any) -> bool:
 def _recording_inputs(
     layers: list[nn.Module], calls: list[tuple[nn.Module, Tensor]]
 ) -> Iterator[None]:
-    def hear(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def record(module: nn.Module, args: tuple[Any, ...]) -> None:
         calls.append((module, args[0]))  # keeps the tensor alive, so that its id stays unique
 
-    handles = [layer.register_forward_pre_hook(hear) for layer in layers]
+    handles = [layer.register_forward_pre_hook(record) for layer in layers]
     try:
         yield
     finally:

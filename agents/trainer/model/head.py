@@ -1,10 +1,10 @@
-"""The output projection and its loss, in chunks of tokens: the full logits never exist.
+"""Output projection and its loss, in chunks of tokens: the full logits never exist.
 
-For Llama 3 (vocabulary of 128,256) the logits of 4,096 tokens and their gradient take 4 GB in
-fp32; a chunk is limited to `_CHUNK_VALUES` logits. The cross-entropy computes its gradient in the
-forward pass, because its loss is a plain sum whose gradient is known at once (Hsu et al. 2024,
-Liger kernel, arXiv:2410.10989). Log-probabilities of single tokens recompute their chunk in the
-backward pass, because the incoming gradient is known only then.
+For Llama 3 (vocabulary of 128,256) the logits of 4,096 tokens and their gradient take 4 GB in fp32;
+a chunk is limited to `_CHUNK_VALUES` logits. The cross-entropy computes its gradient in the forward
+pass, because its loss is a plain sum whose gradient is known at once (Hsu et al. 2024, Liger
+kernel, arXiv:2410.10989). Log-probabilities of single tokens recompute their chunk in the backward
+pass, because only then the incoming gradient is known.
 
 Shape letters: N targets, C of one chunk, H hidden features, V entries of the vocabulary.
 """
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
 from agents.trainer.kernels.cross_entropy import compute_losses, is_supported
 from agents.trainer.model.micro_batch import NO_LABEL
 
-# Logits of one chunk: 64 MB in fp32.
+# Number of logits of a chunk: 64 MB in fp32.
 _CHUNK_VALUES = 1 << 24
-# Logits of one chunk with the `cross_entropy` kernel: 64 MB, as it keeps them in half precision.
+# Number of logits of a chunk with the `cross_entropy` kernel: 64 MB in half precision.
 _KERNEL_VALUES = 1 << 25
 # Rows of a matrix product's tile. Chunks are multiples of it.
 _TILE_TOKENS = 128
@@ -47,7 +47,7 @@ class Head:
     ) -> Tensor:
         """Return the sum of the cross-entropies, float64; `NO_LABEL` has none.
 
-        Its gradient contains the factor `gradient_scale`, a scalar. Loss scaling in fp16 needs the
+        Its gradient contains the factor `gradient_scale`, a scalar: loss scaling in fp16 needs the
         factor before the gradient is rounded, so scaling the returned loss would be too late.
         """
         wants_gradient = torch.is_grad_enabled()
@@ -74,7 +74,7 @@ class Head:
         return F.linear(hidden_CH.to(self.dtype), weight_VH, bias)
 
     def uses_kernel(self, device: torch.device) -> bool:
-        """Return whether losses are computed by the `cross_entropy` kernel."""
+        """Return whether the `cross_entropy` kernel computes the losses."""
         is_narrow = self.dtype in (torch.bfloat16, torch.float16)
         return is_narrow and is_supported(device)
 
@@ -94,7 +94,7 @@ class Head:
 
 
 class FullLogitsHead:
-    """Replaces `Head` for models that compute all of their logits with their own code."""
+    """Replacement of `Head` for models that compute all logits with their own code."""
 
     @staticmethod
     def sum_loss(
@@ -117,6 +117,7 @@ class FullLogitsHead:
 def find_head(model: nn.Module, dtype: torch.dtype) -> Head | None:
     """Return the head of a causal language model, or None if its kind is not supported."""
     last = model.get_output_embeddings()
+    # A subclass may compute more than a product.
     if type(last) is not nn.Linear:
         return None
     config = model.config.get_text_config()
@@ -155,7 +156,7 @@ class _Gradients:
     def __init__(self, head: Head, hidden_NH: Tensor, needs: tuple[bool, ...]) -> None:
         self._head = head
         self._weight = head.weight_VH.to(head.dtype)
-        # Chunks add up in at least fp32, so that the number of chunks does not cost precision.
+        # Chunks accumulate in at least fp32, so that their number does not cost precision.
         wide = torch.promote_types(head.dtype, torch.float32)
         self.hidden_NH = torch.empty_like(hidden_NH) if needs[0] else None
         self.weight_VH = torch.zeros_like(head.weight_VH, dtype=wide) if needs[1] else None
@@ -185,7 +186,7 @@ class _Gradients:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a chunk has to compute beside its losses."""
+    """Results of a chunk in addition to its losses."""
 
     gradient: bool
     gradient_scale: Tensor | None
@@ -202,7 +203,7 @@ def _compute_chunk(
     loss_C = ((log_sum_C1 - logits_CV.gather(1, label_C1)) * real_C1).squeeze(1)
     if not wanted.gradient:
         return loss_C, logits_CV
-    # Gradient of cross-entropy: softmax minus the one-hot label; a label of padding has none.
+    # Gradient of cross-entropy: softmax minus the one-hot label; zero for padding.
     gradient_CV = torch.exp(logits_CV - log_sum_C1.masked_fill(~real_C1, torch.inf))
     gradient_CV.scatter_add_(1, label_C1, -real_C1.to(gradient_CV.dtype))
     gradient_CV = head.backward_through_cap(gradient_CV, logits_CV)
@@ -212,14 +213,14 @@ def _compute_chunk(
 
 
 def _read_labels(label_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Return labels that exist (C, 1), and 1 for those that count or 0 (C, 1)."""
+    """Return valid labels (C, 1), and the mask of those that count (C, 1)."""
     return label_C.clamp(min=0)[:, None], (label_C >= 0)[:, None]
 
 
 def _compute_chunk_with_kernel(
     head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, wanted: _Wanted
 ) -> tuple[Tensor, Tensor]:
-    """Return what `_compute_chunk` does, computed by the `cross_entropy` kernel."""
+    """Return the result of `_compute_chunk`, computed by the `cross_entropy` kernel."""
     logits_CV = head.product(hidden_CH, weight_VH)
     loss_C = compute_losses(
         logits_CV,
@@ -284,15 +285,15 @@ class _LogProbabilities(torch.autograd.Function):
     ) -> Tensor:
         with torch.autocast(hidden_NH.device.type, enabled=False):
             weight = weight_VH.to(head.dtype)
-            found, sums = [], []
+            values, sums = [], []
             for cut in _chunks(len(label_N), len(weight_VH), _CHUNK_VALUES):
                 label_C1, real_C1 = _read_labels(label_N[cut])
                 logits_CV = head.cap(head.raw(hidden_NH[cut], weight))
                 sums.append(logits_CV.logsumexp(1, keepdim=True))
-                found.append(((logits_CV.gather(1, label_C1) - sums[-1]) * real_C1).squeeze(1))
+                values.append(((logits_CV.gather(1, label_C1) - sums[-1]) * real_C1).squeeze(1))
         ctx.head = head
         ctx.save_for_backward(hidden_NH, label_N, torch.cat(sums))
-        return torch.cat(found)
+        return torch.cat(values)
 
     @staticmethod
     def backward(ctx: Any, gradient_N: Tensor) -> Any:

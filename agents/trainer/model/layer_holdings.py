@@ -1,4 +1,4 @@
-"""Which layers of a model a rank holds, and where: decided before any weight is read."""
+"""Layers of a model that a rank holds, and their location; decided before weights are read."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import Literal
 from agents.errors import ExpectedError
 
 Holding = Literal["resident", "streamed", "absent"]
-"""Where the frozen weights of a layer are: on the device, elsewhere and copied there for each
-pass, or on other ranks alone."""
+"""Location of the frozen weights of a layer: on the device; elsewhere and copied there for each
+pass; or only on other ranks.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOutline:
-    """What is known of a model before its weights are read."""
+    """Facts about a model before its weights are read."""
 
     class_name: str
     """Class of the model, for messages."""
     layer_bytes: tuple[int, ...]
-    """Memory of the frozen weights of each decoder layer, as this run holds them, in bytes; empty:
-    its layers cannot be told apart."""
+    """Memory of the frozen weights of each decoder layer in this run, in bytes; empty if its layers
+    cannot be distinguished.
+    """
     embedding_bytes: int
-    """Memory of the embeddings in bytes."""
+    """Memory of the embeddings, in bytes."""
     head_bytes: int
-    """Memory of the head in bytes; 0: it is the embeddings."""
+    """Memory of the head, in bytes; 0 if it shares the embeddings."""
     shared_weight: str = ""
-    """Name of a parameter that a layer shares with another one, as in Zamba; empty: none does."""
+    """Name of a parameter that two layers share, as in Zamba; empty if none is shared."""
 
     @property
     def num_layers(self) -> int:
@@ -35,47 +37,47 @@ class ModelOutline:
         return len(self.layer_bytes)
 
     def require_layers(self, parallel: str) -> None:
-        """Check that the model has layers which can be held apart.
+        """Check that the model has layers that can be held separately.
 
         Args:
             parallel: mode of the run file that needs them.
 
         Raises:
-            ExpectedError: it has none, or they share weights.
+            ExpectedError: it has no such layers, or they share weights.
         """
         if self.shared_weight:
             raise ExpectedError(
-                f"parallel: {parallel} needs layers with weights of their own, and those of "
+                f"parallel: {parallel} needs layers that share no weights, but those of "
                 f"{self.class_name} share {self.shared_weight}.",
                 "Use parallel: data, or another model",
             )
         if not self.layer_bytes:
             raise ExpectedError(
-                f"parallel: {parallel} needs a model that is a stack of layers, and those of "
-                f"{self.class_name} cannot be told apart.",
+                f"parallel: {parallel} needs a model that is a stack of layers, but those of "
+                f"{self.class_name} cannot be distinguished.",
                 "Use parallel: data, or another model",
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerHoldings:
-    """What one rank holds of the frozen weights."""
+    """Frozen weights that one rank holds."""
 
     layers: tuple[Holding, ...]
-    """Place of each decoder layer, in the order of the model."""
+    """Location of each decoder layer, in the order of the model."""
     embedding: bool = True
-    """Whether it has the embeddings. A head that is the embeddings brings them in any case."""
+    """True if it has the embeddings; a head that shares them includes them in any case."""
     head: bool = True
-    """Whether it has the head."""
+    """True if it has the head."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything is on the device, as in a run on one GPU."""
+        """True if everything is on the device, as in a run on one GPU."""
         return self.embedding and self.head and set(self.layers) <= {"resident"}
 
     def find(self, holding: Holding) -> tuple[int, ...]:
-        """Return the indices of the layers that are held like this."""
-        return tuple(place for place, found in enumerate(self.layers) if found == holding)
+        """Return the indices of the layers with this location."""
+        return tuple(place for place, known in enumerate(self.layers) if known == holding)
 
 
 ChooseLayers = Callable[[ModelOutline], LayerHoldings]

@@ -1,10 +1,10 @@
 """Load only the parts of a model that a rank holds.
 
-Transformers still finds files, makes the class, maps names, converts, quantizes and ties. Between
-the making of the class, whose parameters have no memory yet, and the reading of weights this module
-asks which layers the rank holds. Parts that it lacks are replaced by an `AbsentModule`, so that
-every other part keeps its name, and adapters and checkpoints with it; their tensors are not read.
-Layers that are streamed are loaded one at a time and handed to a `LayerStore`.
+Transformers still finds files, creates the class, maps names, converts, quantizes and ties. After
+the class is created, when its parameters have no memory yet, this module asks for the layers of the
+rank. Missing parts are replaced by an `AbsentModule` and their tensors are not read, so every other
+part keeps its name, and with it adapters and checkpoints. Streamed layers are loaded one at a time
+and passed to a `LayerStore`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from agents.trainer.model.layer_holdings import (
 )
 from agents.trainer.model.nf4_experts import ExpertsNf4Quantizer
 
-# NF4 with double quantization: 4 bits, an 8-bit constant for each block of 64 weights, a 32-bit
-# one for each 256 blocks (QLoRA, Dettmers et al. 2023, arXiv:2305.14314).
+# NF4 with double quantization: 4 bits, an 8-bit constant for each block of 64 weights, a 32-bit one
+# for each 256 blocks (QLoRA, Dettmers et al. 2023, arXiv:2305.14314).
 _NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
 class LayerStore(Protocol):
-    """Where layers are that stream to the device."""
+    """Storage of layers that are streamed to the device."""
 
     def begin(self, layer_bytes: Mapping[int, int]) -> None:
         """Prepare for layers of these sizes in bytes, by index."""
@@ -45,21 +45,21 @@ class LayerStore(Protocol):
         """Yield each layer's index when it is to be restored, or else loaded and kept."""
 
     def restore(self, place: int, layer: nn.Module) -> bool:
-        """Stream a layer whose weights are known from an earlier run; return whether they are."""
+        """Stream a layer with weights from an earlier run; return whether they exist."""
 
     def keep(self, place: int, layer: nn.Module) -> None:
-        """Take the weights of a layer that has been loaded, and stream it."""
+        """Store the weights of a loaded layer, and stream it."""
 
 
 OpenStore = Callable[[], LayerStore]
-"""Called when there are layers to stream."""
+"""Called if there are layers to stream."""
 
 
 class AbsentModule(nn.Module):
-    """Stands in for a part that other ranks hold, with its attributes; passes input on.
+    """Placeholder of a part that other ranks hold, with its attributes; passes input on.
 
     Args:
-        original: the part, whose parameters have no memory, or what stands in for it so far.
+        original: the part, whose parameters have no memory, or an earlier placeholder of it.
     """
 
     def __init__(self, original: nn.Module) -> None:
@@ -82,11 +82,12 @@ class AbsentModule(nn.Module):
 
 
 def find_layers(model: Any) -> list[str]:
-    """Return the names of a causal model's decoder layers in order; empty: it has no stack.
+    """Return the names of a causal model's decoder layers in order; empty without a stack.
 
-    The layers of a vision tower, which no text goes through, are not among them.
+    Layers of a vision tower are excluded, since no text passes through them.
     """
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    # A decoder may have several stacks; the layers of the model are the longest one.
     stacks: list[list[str]] = []
     prefixes = {id(module): name for name, module in model.named_modules()}
     for module in (model if decoder is None else decoder).modules():
@@ -100,29 +101,29 @@ def find_layers(model: Any) -> list[str]:
 
 @contextmanager
 def as_whole(model: nn.Module) -> Iterator[None]:
-    """Let a model have all its parts inside the block, those of other ranks without memory.
+    """Restore all parts of a model inside the block, those of other ranks without memory.
 
-    What is decided by names and classes of modules is then the same on every rank.
+    Decisions by names and classes of modules are then the same on every rank.
     """
-    absent = {name: one for name, one in model.named_modules() if isinstance(one, AbsentModule)}
-    for name, one in absent.items():
-        model.set_submodule(name, one.original)
+    absent = {name: part for name, part in model.named_modules() if isinstance(part, AbsentModule)}
+    for name, part in absent.items():
+        model.set_submodule(name, part.original)
     try:
         yield
     finally:
-        for name, one in absent.items():
-            model.set_submodule(name, one)
+        for name, part in absent.items():
+            model.set_submodule(name, part)
 
 
 @contextmanager
 def loading_layers(
     choose: ChooseLayers = hold_everything, open_store: OpenStore | None = None
 ) -> Iterator[None]:
-    """Let `from_pretrained` load what `choose` names inside the block.
+    """Let `from_pretrained` load only what `choose` returns inside the block.
 
     Args:
-        choose: Decides what the rank holds.
-        open_store: Returns what takes the layers that are streamed; None: none may be.
+        choose: decides what the rank holds.
+        open_store: returns the storage of streamed layers; None if no layer may be streamed.
     """
     usual = PreTrainedModel._load_pretrained_model
 
@@ -138,7 +139,9 @@ def loading_layers(
             streamed = {place: layers[place] for place in holdings.find("streamed")}
             kept = _leave_out(groups, [*_name_absent(model), *streamed.values()])
             slices = _slice(opened, kept)
+            # Transformers would allocate GPU memory for the layers before it reads them.
             outer = _map_away(config, streamed.values())
+            # Slices instead of files: only the listed tensors are read.
             found = usual(model, slices, None, outer, *rest, **more)
             if streamed:
                 assert open_store is not None
@@ -158,27 +161,28 @@ def loading_layers(
 
 
 def compute_in(module: nn.Module, dtype: torch.dtype) -> None:
-    """Let 4-bit weights be multiplied in this type, whatever type their file was written for."""
-    for one in module.modules():
-        state = getattr(getattr(one, "weight", None), "quant_state", None)
-        if type(one).__name__ == "Linear4bit" and state is not None:
-            one.compute_dtype = state.dtype = dtype
+    """Set the compute type of 4-bit weights, regardless of the type in their file."""
+    for part in module.modules():
+        state = getattr(getattr(part, "weight", None), "quant_state", None)
+        if type(part).__name__ == "Linear4bit" and state is not None:
+            part.compute_dtype = state.dtype = dtype
 
 
 def _load_streamed(
     model: Any, place: int, name: str, store: LayerStore, slices: Any, config: Any, found: Any
 ) -> None:
-    """Hand a layer to the store, from which it streams; what it lacks stays in `found`."""
+    """Pass a layer to the store, which streams it; its missing keys stay in `found`."""
     layer = model.get_submodule(name)
-    own = {one for one in found.missing_keys if one.startswith(f"{name}.")}
+    own = {key for key in found.missing_keys if key.startswith(f"{name}.")}
     if not store.restore(place, layer):
-        told, _ = convert_and_load_state_dict_in_model(model, slices, config)
+        result, _ = convert_and_load_state_dict_in_model(model, slices, config)
         if isinstance(config.hf_quantizer, ExpertsNf4Quantizer):
             config.hf_quantizer.attach_packed(model)
-        found.mismatched_keys |= told.mismatched_keys
-        found.conversion_errors.update(told.conversion_errors)
-        if own & told.missing_keys:
-            found.missing_keys -= own - told.missing_keys
+        found.mismatched_keys |= result.mismatched_keys
+        found.conversion_errors.update(result.conversion_errors)
+        # Not whole: the missing keys are reported as those of the whole model.
+        if own & result.missing_keys:
+            found.missing_keys -= own - result.missing_keys
             return
         compute_in(layer, config.dtype)
         store.keep(place, layer)
@@ -186,7 +190,7 @@ def _load_streamed(
 
 
 def _map_away(config: Any, names: Iterable[str]) -> Any:
-    """Return load settings by which no memory of the GPU is set aside for these modules."""
+    """Return load settings that reserve no GPU memory for these modules."""
     if config.device_map is None:
         return config
     return replace(config, device_map={**config.device_map, **dict.fromkeys(names, "cpu")})
@@ -206,7 +210,7 @@ def _name_absent(model: nn.Module) -> list[str]:
 
 
 def _outline(model: Any, layers: list[str], config: Any) -> ModelOutline:
-    """Return what is known of a model whose parameters have no memory yet."""
+    """Return the facts about a model whose parameters have no memory yet."""
 
     def count(module: nn.Module | None, name: str) -> int:
         parts = () if module is None else module.named_parameters()
@@ -224,7 +228,7 @@ def _outline(model: Any, layers: list[str], config: Any) -> ModelOutline:
 
 
 def _find_shared(model: Any, layers: Iterable[str]) -> str:
-    """Return a parameter of a layer that is also that of another layer; empty: none is."""
+    """Return a parameter that a layer shares with another one, or an empty name."""
     inside = tuple(f"{name}." for name in layers)
     tied = model.all_tied_weights_keys
     return next((name for name in tied if name.startswith(inside)), "")
@@ -250,20 +254,21 @@ def _find_absent(model: Any, layers: list[str], holdings: LayerHoldings) -> list
 
 
 def _find_tied(model: Any, head: nn.Module | None) -> list[str]:
-    """Return the parameters of the head that are those of another module."""
+    """Return the parameters of the head that are shared with another module."""
     name = "" if head is None else _name_of(model, head)
-    return [one for one in model.all_tied_weights_keys if name and one.startswith(f"{name}.")]
+    return [key for key in model.all_tied_weights_keys if name and key.startswith(f"{name}.")]
 
 
 def _name_of(model: nn.Module, module: nn.Module) -> str:
-    return next(name for name, one in model.named_modules() if one is module)
+    return next(name for name, part in model.named_modules() if part is module)
 
 
 def _remove(model: Any, absent: Iterable[str]) -> None:
-    """Replace modules by stand-ins, and untie what was tied to them."""
+    """Replace modules by placeholders, and untie parameters that were tied to them."""
     for name in absent:
         above, _, last = name.rpartition(".")
         setattr(model.get_submodule(above), last, AbsentModule(model.get_submodule(name)))
+        # Transformers would try to tie weights to a placeholder that has none.
         model.all_tied_weights_keys = {
             target: source
             for target, source in model.all_tied_weights_keys.items()
@@ -272,15 +277,15 @@ def _remove(model: Any, absent: Iterable[str]) -> None:
 
 
 def _leave_out(groups: Mapping[str, list[str]], modules: Iterable[str]) -> dict[str, list[str]]:
-    """Return the groups of tensors of which no parameter is in one of these modules."""
+    """Return the groups of tensors whose parameter is not in these modules."""
     prefixes = tuple(f"{name}." for name in modules)
     return {target: names for target, names in groups.items() if not target.startswith(prefixes)}
 
 
 @contextmanager
 def _open(paths: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Give the opened file of each tensor of safetensors files."""
-    # Looked up here: `weights` may have put its reader in this place.
+    """Yield the opened file of each tensor of safetensors files."""
+    # Looked up here, since `weights` may have replaced it with its own reader.
     open_file: Callable[..., Any] = modeling_utils.safe_open
     with ExitStack() as stack:
         opened = [stack.enter_context(open_file(path, framework="pt")) for path in paths]

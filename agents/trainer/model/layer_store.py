@@ -1,8 +1,8 @@
-"""Keep the layers that are streamed in host memory, and in files where that is too small.
+"""Keep streamed layers in host memory, and in files if memory is too small.
 
-Layers that were quantized are written to files in any case, so that the next run of the model
-neither reads its 16-bit files nor quantizes again. Layers in 16 bits are written only where memory
-does not take them. Never more than one layer is in memory beside the result.
+Quantized layers are always written to files, so that the next run of the model neither reads its
+16-bit files nor quantizes again. Layers in 16 bits are written only if they do not fit into memory.
+At most one layer is in memory in addition to the result.
 """
 
 from __future__ import annotations
@@ -25,59 +25,61 @@ from agents.trainer.streaming.disk_reader import (
     read_block,
 )
 from agents.trainer.streaming.host_memory import HostMemory
-from agents.trainer.streaming.layer_files import LayerFile, LayerFiles
+from agents.trainer.streaming.layer_files import LayerFile, StreamedLayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream, spread
 from agents.trainer.streaming.layer_turns import LayerClaims, take_turns
 from agents.trainer.streaming.layout import BlockLayout, allocate_block, fill_block, make_layout
 from agents.trainer.streaming.shared_blocks import SharedBlocks
 
-# Slots of each kind of layers: one computes while the next is copied. A disk is less even than a
-# bus, so with one there is another.
+# Slots per kind of layers: one computes while the next is copied. A disk is less steady than a bus,
+# so it gets one more.
 _SLOTS, _SLOTS_WITH_DISK = 2, 3
-# Seconds of reading that blocks ahead of the passes shall cover, and the bounds of their number.
+# Reading time that blocks ahead of the passes should cover, in seconds, and the bounds of their
+# number.
 _AHEAD_S, _MIN_AHEAD, _MAX_AHEAD = 0.5, 1, 4
-# Room for the rounding of sizes that are known before a layer is loaded.
+# Margin for the rounding of sizes that are known before a layer is loaded, as a ratio.
 _SIZE_SLACK = 1.02
-# Size of a slot of shared memory relative to that: what is not filled takes no memory, and tensors
-# of a small layer are padded to more.
+# Ratio of a slot of shared memory to that size: unused pages take no memory, and padding of a small
+# layer's tensors needs more.
 _SLOT_SHARE = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LocalRanks:
-    """The ranks of one PC, which divide the making of layers and share memory for them."""
+class LayerPeers:
+    """Ranks of one PC, which divide the preparation of layers and share memory for them."""
 
     number: int = 0
     """Number of this rank among them."""
     count: int = 1
     join: Callable[[Sequence[int], int], SharedBlocks | None] = lambda places, slot_bytes: None
-    """Returns the memory that they share for layers, by their indices and the most bytes that one
-    takes; None: each has its own."""
+    """Returns the shared memory for layers, given their indices and the maximum bytes of one; None
+    gives each rank its own.
+    """
 
 
 class StreamedLayers:
     """Stores the layers of one model, and streams them.
 
     Args:
-        device: Of the rank.
-        files: Where layers are written and found.
-        memory: Host memory for them.
-        keeps_files: Whether all layers are written, rather than those without room in memory.
-        warn: Called with a message and a hint where they cannot be.
-        report: Called with the number of layers that are loaded and of all, also while it waits.
-        local: What it shares with other ranks of this PC.
+        device: device of the rank.
+        files: files of layers.
+        memory: host memory for layers.
+        keeps_files: True writes all layers, False only those that do not fit into memory.
+        warn: called with a message and a hint if they cannot be written.
+        report: called with the number of loaded layers and of all layers, also while waiting.
+        local: resources shared with other ranks of this PC.
     """
 
     def __init__(
         self,
         device: torch.device,
-        files: LayerFiles,
+        files: StreamedLayerFiles,
         memory: HostMemory,
         *,
         keeps_files: bool,
         warn: Callable[[str, str], None],
         report: Callable[[int, int], None],
-        local: LocalRanks = LocalRanks(),
+        local: LayerPeers = LayerPeers(),
     ) -> None:
         self._files = files
         self._memory = memory
@@ -86,23 +88,24 @@ class StreamedLayers:
         self._report = report
         self._local = local
         self._shared: SharedBlocks | None = None
-        # Indices of the layers that are in it.
+        # Indices of the layers in shared memory.
         self._in_slots: set[int] = set()
         self._places: list[int] = []
         self._modules: dict[int, nn.Module] = {}
         self._largest_file: LayerFile | None = None
-        # Indices of the layers that memory has no room for.
+        # Indices of the layers that do not fit into memory.
         self._left_in_files: set[int] = set()
-        # Why files could not be used, and their blocks, for the same layers made again.
+        # Errors of unusable files, and their blocks, reused when the same layers are prepared
+        # again.
         self._damages: list[DamagedLayer] = []
         self._spare: dict[int, Tensor] = {}
         self.stream = LayerStream(device, num_slots=_SLOTS)
 
     def begin(self, layer_bytes: Mapping[int, int]) -> None:
-        """Choose which layers are in memory and which in files: those are spread evenly.
+        """Choose the layers in memory and those in files, which are spread evenly.
 
         Raises:
-            ExpectedError: neither has room for all of them.
+            ExpectedError: there is no space for all of them.
         """
         self._places = places = list(layer_bytes)
         most_bytes = math.ceil(max(layer_bytes.values()) * _SIZE_SLACK)
@@ -110,16 +113,19 @@ class StreamedLayers:
         self._shared = self._local.join(places, _SLOT_SHARE * most_bytes)
         if self._shared is not None:
             num_reading = self._local.count
+            # The budget of all ranks together, since they hold one copy.
             self._memory.budget_bytes = self._shared.budget_bytes
         num_fitting = self._memory.budget_bytes // most_bytes
         num_in_files = max(0, len(places) - num_fitting)
         if num_in_files:
-            # Blocks in which each rank reads them have to fit, too.
+            # The blocks into which each rank reads must fit, too.
             num_in_files = min(len(places), num_in_files + num_reading * (_MAX_AHEAD + 1))
         self._left_in_files = {places[number] for number in spread(num_in_files, len(places))}
         self.stream.num_slots = _SLOTS_WITH_DISK if num_in_files else _SLOTS
         self._files.mark_used()
-        num_missing = sum(self._is_kept(one) and self._files.find(one) is None for one in places)
+        num_missing = sum(
+            self._is_kept(place) and self._files.find(place) is None for place in places
+        )
         if not num_missing:
             return
         try:
@@ -135,10 +141,10 @@ class StreamedLayers:
             self._stop_keeping(error)
 
     def take_turns(self) -> Iterator[int]:
-        """Yield each layer when it is this rank's turn to have it; see `LayerStore`.
+        """Yield each layer when it is this rank's turn; see `LayerStore`.
 
         Raises:
-            PeerLost: another rank is lost, where `report` notices it.
+            PeerLost: another rank is lost, if `report` notices it.
         """
         return take_turns(
             LayerClaims(self._files.claims_path),
@@ -152,7 +158,7 @@ class StreamedLayers:
     def restore(self, place: int, layer: nn.Module) -> bool:
         """Stream a layer from its file, or from memory after reading it; see `LayerStore`.
 
-        A file that is damaged, or that the disk cannot read, is made again.
+        A damaged or unreadable file is written again.
         """
         file = self._files.find(place)
         if file is None:
@@ -171,10 +177,10 @@ class StreamedLayers:
         return True
 
     def keep(self, place: int, layer: nn.Module) -> None:
-        """Take a loaded layer to memory, and to a file where it needs one; see `LayerStore`.
+        """Store a loaded layer in memory, and in a file if needed; see `LayerStore`.
 
         Raises:
-            ExpectedError: the disk does not take it.
+            ExpectedError: the disk cannot store it.
         """
         tensors, facts = take_frozen(layer)
         layout = make_layout(tensors, facts)
@@ -193,13 +199,13 @@ class StreamedLayers:
         self._add(place, layer, layout, source)
 
     def finish(self) -> LayerStream:
-        """Start to stream: copy each layer whenever it is called; return the stream."""
+        """Start streaming: copy each layer whenever it is called; return the stream."""
         self._spare.clear()
         if self._damages:
             others = f" (and {len(self._damages) - 1} more)" if len(self._damages) > 1 else ""
             self._warn(
                 f"{self._damages[0].message} It was made again{others} from the model's files.",
-                "Check that disk: it changes or loses what is on it",
+                "Check that disk: it changes or loses data",
             )
         self._files.mark_used()
         if (largest := self._largest_file) is not None:
@@ -209,7 +215,7 @@ class StreamedLayers:
         return self.stream
 
     def _take(self, place: int, num_bytes: int) -> Tensor:
-        """Return memory for a layer: to stay in, or on its way to or from its file."""
+        """Return memory for a layer, either for good or for its transfer to or from a file."""
         spare = self._spare.pop(place, None)
         if spare is not None and len(spare) == num_bytes:
             return spare
@@ -225,7 +231,7 @@ class StreamedLayers:
         return self._keeps_files or place in self._left_in_files
 
     def _is_common(self, place: int) -> bool:
-        """Return whether other ranks use what this one makes of a layer."""
+        """Return whether other ranks use the layer that this rank prepares."""
         return self._is_kept(place) or self._shared is not None
 
     def _is_there(self, place: int) -> bool:
@@ -234,7 +240,7 @@ class StreamedLayers:
         return self._shared.is_filled(place)
 
     def _is_filled(self, place: int) -> bool:
-        """Return whether another rank has filled the memory that this one has for a layer."""
+        """Return whether another rank has filled this rank's memory for a layer."""
         shared = self._shared
         return shared is not None and place in self._in_slots and shared.is_filled(place)
 
@@ -266,7 +272,7 @@ class StreamedLayers:
 
 
 def choose_ahead(file: LayerFile) -> int:
-    """Return how many layers to read ahead, by the measured rate of the disk.
+    """Return the number of layers to read ahead, by the measured rate of the disk.
 
     Raises:
         ExpectedError: the file cannot be read.

@@ -1,13 +1,13 @@
-"""Let our grouped products compute the experts of Llama 4, whose class goes its own way.
+"""Compute the experts of Llama 4, whose class is different, by grouped products.
 
 Its layer repeats every token for every expert, with zeros where the router did not choose it, and
-multiplies all of them in batched products. `experts` sends each token to its experts only. The
-router's weights scale what goes into an expert, not what comes out of it: they are applied behind
-the first product, which is linear.
+multiplies all of them in batched products. `experts` sends each token only to its experts. The
+router's weights scale the input of an expert, not its output: they are applied after the first
+product, which is linear.
 
 Weights are stored as (E, I, O). PEFT takes every parameter of three dimensions for (E, O, I) unless
-the module says otherwise, which this class does not: its adapters on these experts have the two
-projections the other way round.
+the module says otherwise, which this class does not: in its adapters on these experts the two
+projections are swapped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MODULE = "transformers.models.llama4.modeling_llama4"
 
 
 def is_llama4_experts(module: Any) -> bool:
-    """Return whether a module holds the experts of a layer of Llama 4."""
+    """Return whether a module holds the experts of a Llama 4 layer."""
     kind = type(module)
     return (kind.__module__, kind.__name__) == (_MODULE, "Llama4TextExperts")
 
@@ -33,11 +33,11 @@ def apply_gate(module: Any, y_SO: Tensor) -> Tensor:
 
 
 def turn_adapter(down: Tensor, up: Tensor, num_experts: int, rank: int) -> list[Tensor]:
-    """Return projections in the layout of `grouped_linear_op`, from PEFT's of a turned weight.
+    """Return projections in the layout of `grouped_linear_op`, from PEFT's swapped ones.
 
     Args:
-        down: PEFT's A (E * Q, O), which leads out of the expert here.
-        up: PEFT's B (I, Q * E), which leads into it.
+        down: PEFT's A (E * Q, O), which is the output projection here.
+        up: PEFT's B (I, Q * E), which is the input projection.
         num_experts: E.
         rank: Q.
 

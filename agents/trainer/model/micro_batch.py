@@ -1,10 +1,10 @@
 """Lay examples out as micro-batches; `contract.micro_shapes` divides them.
 
-A micro-batch is one flat row: segments end to end, with positions restarting at 0 in each, so that
-no padding is needed however unequal the rows are. On GPUs the end of the row is padded to a size
-that suits matrix products, or to a fixed shape that repeats; see `execution.shapes`. Padding
-consists of segments of its own. How a slice is split changes results only in the last digits,
-because gradients are sums over tokens.
+A micro-batch is one flat row: segments end to end, with positions restarting at 0 in each, so it
+needs no padding even for rows of very different lengths. On GPUs the end of the row is padded to a
+size that suits matrix products, or to a fixed shape that repeats; see `execution.shapes`. Padding
+consists of separate segments. The split of a slice changes results only in the last digits, because
+gradients are sums over tokens.
 
 Shape letters: M tokens of the flat row, N targets (tokens whose prediction counts), S segments.
 """
@@ -25,9 +25,9 @@ from agents.trainer.data.examples import Example
 from agents.trainer.model.attention import Segments
 
 CPU_TOKENS = 4096
-"""Micro-batch size on CPUs, in tokens; larger ones are no faster."""
+"""Micro-batch size on CPUs, in tokens; larger ones are not faster."""
 NO_LABEL = -1
-"""Label of a target that only fills a shape."""
+"""Label of a target that is padding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,17 +35,17 @@ class MicroShape:
     """All sizes of a micro-batch that a recording fixes."""
 
     num_tokens: int
-    """Tokens of the flat row."""
+    """Number of tokens of the flat row."""
     num_segments: int
-    """Segments, those of the padding included; the last ones may be empty."""
+    """Number of segments, including padding; the last ones may be empty."""
     num_targets: int
     longest: int
-    """Length that no segment exceeds, in tokens."""
+    """Upper bound of a segment's length, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """One flat row that goes through the model at once."""
+    """One flat row that passes through the model at once."""
 
     ids_1M: Tensor
     """Token ids, int64."""
@@ -56,7 +56,7 @@ class MicroBatch:
     lengths: tuple[int, ...]
     """Number of tokens of each example."""
     predicted_at_N: Tensor
-    """Index in the flat row at which each target is predicted: that of the token before it."""
+    """Index in the flat row that predicts each target: that of the token before it."""
     label_N: Tensor
     """Token id of each target; `NO_LABEL` for padding, which has no loss."""
     segment_N: Tensor
@@ -64,7 +64,7 @@ class MicroBatch:
     num_segments: int
     """Number of segments: those of the examples, or all of a fixed shape."""
     is_real_S: Tensor | None = None
-    """1 for a segment of an example, 0 for padding, float32; None if all are of examples."""
+    """1 for a segment of an example, 0 for padding, float32; None without padding."""
 
     @property
     def num_tokens(self) -> int:
@@ -77,15 +77,16 @@ def build_micro_batch(
     """Lay examples out as one flat row on the device.
 
     Args:
-        examples: At least one.
-        device: Device of the tensors.
-        shape: Shape to pad to; None for the smallest one that suits the device.
+        examples: at least one example.
+        device: device of the tensors.
+        shape: shape to pad to; None for the smallest one that suits the device.
     """
     segments = [segment for example in examples for segment in example.segments]
     lengths = [len(segment.ids) for segment in segments]
     num_tokens = sum(lengths)
     whole = _pad_segments(lengths, device, shape)
-    # A pad token's embedding may be all 0, and norms without an epsilon divide by its length.
+    # Not a pad token: its embedding may be all 0, and norms without an epsilon divide by its
+    # length.
     ids_M = np.full(sum(whole), segments[-1].ids[-1], dtype=np.int64)
     np.concatenate([segment.ids for segment in segments], out=ids_M[:num_tokens])
     is_target_M = np.concatenate([segment.is_target for segment in segments])
@@ -95,6 +96,7 @@ def build_micro_batch(
     position_M = np.concatenate([np.arange(length, dtype=np.int64) for length in whole])
     is_real_S = None
     if shape is not None:
+        # Padded targets are predicted at token 0, and their label gives no loss.
         more = (0, shape.num_targets - len(place_N))
         place_N = np.pad(place_N, more, constant_values=1)
         label_N = np.pad(label_N, more, constant_values=NO_LABEL)
@@ -114,7 +116,7 @@ def build_micro_batch(
 
 
 def _pad_segments(lengths: list[int], device: torch.device, shape: MicroShape | None) -> list[int]:
-    """Return the lengths of all segments; no token that counts attends to those of the padding."""
+    """Return the lengths of all segments; no token that counts attends to padding."""
     num_tokens = sum(lengths)
     if shape is None:
         size = round_up_tokens(num_tokens) if device.type == "cuda" else num_tokens
@@ -122,6 +124,7 @@ def _pad_segments(lengths: list[int], device: torch.device, shape: MicroShape | 
     left = shape.num_tokens - num_tokens
     num_full, rest = divmod(left, shape.longest)
     pads = [shape.longest] * num_full + ([rest] if rest else [])
+    # Empty segments complete the number that the recording fixes.
     num_empty = shape.num_segments - len(lengths) - len(pads)
     return [*lengths, *pads, *[0] * num_empty]
 
@@ -131,4 +134,5 @@ def copy_to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     host = torch.from_numpy(array)
     if device.type != "cuda":
         return host
+    # Pinned: a copy from pageable memory would block the host.
     return host.pin_memory().to(device, non_blocking=True)

@@ -1,6 +1,6 @@
 """Load the base model and add the trained parameters.
 
-The base model stays in evaluation mode throughout: its own dropouts, if any, draw from a random
+The base model always stays in evaluation mode: its own dropouts, if it has any, draw from a random
 stream that depends on the split of the batch. The adapter's dropout is `dropout.CountedDropout`.
 """
 
@@ -55,15 +55,15 @@ class TrainedModel:
     dtype: torch.dtype
     """Type in which the base model computes."""
     autocast: bool
-    """Whether that type is narrower than the trained parameters."""
+    """True if that type is narrower than the trained parameters."""
     lora: LoraConfig | None
     """Settings of the adapter; None if every parameter is trained."""
     plain_template: bool
-    """Whether the tokenizer had no chat template of its own and got the plain one."""
+    """True if the tokenizer had no chat template and got the plain one."""
     stream: LayerStream | None = None
-    """Frozen layers that are copied to the device while it computes; None: all are there."""
+    """Frozen layers that are copied to the device while it computes; None if all are there."""
     stage: StageEnds | None = None
-    """Layers that this rank holds; None: all of them."""
+    """Layers that this rank holds; None if it holds all."""
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the trained parameters under their names in checkpoint files."""
@@ -75,7 +75,7 @@ class TrainedModel:
 
 
 def _name_in_files(name: str) -> str:
-    """Return PEFT's name in files: without the adapter's, and DoRA magnitudes without `.weight`."""
+    """Return PEFT's name in files, without the adapter's name and magnitudes' `.weight`."""
     short = name.replace(_ADAPTER, ".")
     return short.removesuffix(".weight") if "lora_magnitude_vector" in short else short
 
@@ -86,7 +86,7 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
         return _DTYPES[precision]
     if device.type != "cuda":
         return torch.float32
-    # Turing and older cards compute bfloat16 by emulation at best.
+    # Turing and older cards only emulate bfloat16.
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
@@ -101,15 +101,15 @@ def load_model(
     """Return the base model on the device, every parameter frozen.
 
     Args:
-        spec: Of the run.
-        path: Folder of the model.
-        device: Of this rank.
-        report: Called with the progress of reading to a GPU; None: nobody asks.
-        choose_layers: Decides what this rank holds; the rest is not read.
-        open_store: Returns what takes the layers that are streamed; None: none is.
+        spec: spec of the run.
+        path: folder of the model.
+        device: device of this rank.
+        report: called with the progress of reading to a GPU; None for no report.
+        choose_layers: decides what this rank holds; other layers are not read.
+        open_store: returns the storage of streamed layers; None if no layer is streamed.
 
     Raises:
-        ExpectedError: The folder has no model that can be loaded, or not in parts.
+        ExpectedError: the folder's model cannot be loaded, or not in parts.
     """
     full = spec.adapter.kind == "full"
     dtype = choose_dtype(spec.precision, device)
@@ -123,7 +123,7 @@ def load_model(
         settings["quantization_config"] = quantization
     if device.type == "cuda" or spec.adapter.kind == "qlora":
         settings["device_map"] = {"": device}
-    # On a CPU the mapped files are the weights, where their type is the right one.
+    # On a CPU the mapped files serve as weights if their type fits.
     reading = read_by_threads(device, report) if device.type == "cuda" else nullcontext()
     try:
         with reading, loading_layers(choose_layers, open_store):
@@ -134,7 +134,7 @@ def load_model(
         raise
     except (
         *(OSError, ValueError, KeyError, RuntimeError, ImportError),
-        *(AssertionError, AttributeError, TypeError),  # odd values of config.json
+        *(AssertionError, AttributeError, TypeError),  # invalid values in config.json
     ) as error:
         raise ExpectedError(
             f"The model in {path} cannot be loaded: {first_line(error)}.",
@@ -151,7 +151,7 @@ def load_model(
 
 
 def _refuse_missing(loaded: Mapping[str, Any], path: Path) -> None:
-    """Check that every weight was in the files: Transformers fills in random numbers."""
+    """Check that every weight was in the files: Transformers fills gaps with random numbers."""
     missing = sorted(str(name) for name in loaded.get("missing_keys") or ())
     if missing:
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
@@ -178,7 +178,7 @@ def refuse_unknown_tokens(model: nn.Module, vocab_size: int, path: Path) -> None
     """Check that the model knows every token of the data; a tokenizer may know more.
 
     Raises:
-        ExpectedError: it does not.
+        ExpectedError: a token is unknown.
     """
     num_known = model.get_input_embeddings().num_embeddings
     if vocab_size > num_known:
@@ -190,22 +190,22 @@ def refuse_unknown_tokens(model: nn.Module, vocab_size: int, path: Path) -> None
 
 
 def _keep_layout(model: nn.Module) -> None:
-    """Stop bitsandbytes from changing the layout of 4-bit weights on CPUs.
+    """Keep bitsandbytes from changing the layout of 4-bit weights on CPUs.
 
-    It does so in evaluation mode, for a kernel without gradients. Code that dequantizes the weights
-    afterwards, such as PEFT's DoRA, would read wrong values. The training flag has no other effect
-    on a linear layer.
+    It does so in evaluation mode, for a kernel without gradients. Code that later dequantizes the
+    weights, such as PEFT's DoRA, would read wrong values.
     """
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
+            # The training flag has no other effect on a linear layer.
             module.training = True
 
 
 def find_non_text_modules(model: nn.Module) -> tuple[str, ...]:
-    """Return the modules of a multimodal model that no text goes through.
+    """Return the modules of a multimodal model that no text passes through.
 
-    For example the vision tower of Gemma 3 and its projector. They are left out of training, which
-    uses text only: they would take memory, and weight decay would shrink them.
+    For example the vision tower of Gemma 3 and its projector. Text-only training drops them: they
+    would take memory, and weight decay would shrink them.
     """
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     if decoder is None or model.config.get_text_config() is model.config:
@@ -214,12 +214,12 @@ def find_non_text_modules(model: nn.Module) -> tuple[str, ...]:
     return tuple(_find_outside(model, "", text))
 
 
-def _find_outside(module: nn.Module, prefix: str, text: Sequence[nn.Module]) -> Iterator[str]:
-    for name, child in module.named_children():
+def _find_outside(parent: nn.Module, prefix: str, text: Sequence[nn.Module]) -> Iterator[str]:
+    for name, child in parent.named_children():
         inside = list(child.modules())
         if any(child is part for part in text):
             continue
-        if any(one is part for part in text for one in inside):
+        if any(module is part for part in text for module in inside):
             yield from _find_outside(child, f"{prefix}{name}.", text)
         else:
             yield f"{prefix}{name}"
@@ -243,7 +243,7 @@ def build_trained_model(
     """Add an adapter with initial values, or make every parameter trainable.
 
     Raises:
-        ExpectedError: The adapter's targets are not in this model, or a streamed layer cannot be
+        ExpectedError: the adapter's targets are not in this model, or a streamed layer cannot be
             read.
     """
     dtype = choose_dtype(spec.precision, device)
@@ -285,8 +285,7 @@ def build_trained_model(
 def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:
     """Initialise the adapter identically on every machine: A as PEFT does, B zero.
 
-    Each parameter has a CPU generator seeded by its name, because CUDA generators differ between
-    GPUs. DoRA's magnitudes follow in `dora`.
+    DoRA's magnitudes follow in `dora`.
     """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -296,6 +295,8 @@ def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:
         if "lora_magnitude_vector" in name:
             first = parameter.data.to(dtype)
         elif "lora_A" in name:
+            # A CPU generator per parameter, seeded by its name: CUDA generators differ between
+            # GPUs.
             key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             draw = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
             nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=draw)
@@ -305,7 +306,7 @@ def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:
 def _apply_dora_dropout(model: nn.Module) -> None:
     """Enable dropout in DoRA layers: PEFT skips it in layers in evaluation mode.
 
-    The flag is set on these layers only, so the rest of the model stays in evaluation mode.
+    The flag is set only on these layers, so the rest of the model stays in evaluation mode.
     """
     for module in model.modules():
         if isinstance(module, LoraLayer):

@@ -1,13 +1,13 @@
 """Quantize the experts of a mixture to NF4 while the model loads.
 
 Transformers keeps the experts of a layer as one parameter (E, O, I) per matrix, and bitsandbytes
-quantizes linear layers alone: a model of 30 billion weights would stay in 16 bits. The quantizer
-here extends Transformers' own for bitsandbytes by these parameters. They are quantized one by one
-as their files are read, so that no more than one of them is in memory in 16 bits; the numbers are
-those of bitsandbytes, which computes them (QLoRA, Dettmers et al. 2023, arXiv:2305.14314).
+quantizes only linear layers: a model of 30 billion weights would stay in 16 bits. The quantizer
+here extends Transformers' bitsandbytes quantizer to these parameters. They are quantized one by one
+as their files are read, so at most one of them is in memory in 16 bits. bitsandbytes computes the
+numbers (QLoRA, Dettmers et al. 2023, arXiv:2305.14314).
 
-The parameter itself stays, because PEFT and Transformers ask for its shape. It holds one number in
-memory, not-a-number, so that code that would multiply with it cannot go unnoticed.
+The parameter itself stays, because PEFT and Transformers ask for its shape. It holds a single
+not-a-number in memory, so that code that multiplies with it cannot go unnoticed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _MAX_WEIGHTS = 2**31 - 1
 
 
 class PackedExperts(nn.Module):
-    """The NF4 weights of one matrix of all experts of a layer."""
+    """NF4 weights of one matrix of all experts of a layer."""
 
     def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
         """Quantize.
 
         Args:
-            weight: Weights of any shape, on the device where they stay.
-            dtype: Type in which they will be dequantized.
+            weight: weights of any shape, on their final device.
+            dtype: type of the dequantized weights.
         """
         super().__init__()
         from bitsandbytes import functional
@@ -54,10 +54,10 @@ class PackedExperts(nn.Module):
         cls, parts: Sequence[Tensor], size: Sequence[int], dtype: torch.dtype, group_blocks: int
     ) -> PackedExperts:
         """Return weights that were quantized before; see `nf4.dequantize_parts`."""
-        found = cls.__new__(cls)
-        nn.Module.__init__(found)
-        found._take(parts, size, dtype, group_blocks)
-        return found
+        packed = cls.__new__(cls)
+        nn.Module.__init__(packed)
+        packed._take(parts, size, dtype, group_blocks)
+        return packed
 
     def _take(
         self, parts: Sequence[Tensor], size: Sequence[int], dtype: torch.dtype, group_blocks: int
@@ -67,11 +67,11 @@ class PackedExperts(nn.Module):
         self.group_blocks = int(group_blocks)
         self._names = [f"part_{number}" for number in range(len(parts))]
         for name, part in zip(self._names, parts, strict=True):
-            # Persistent: Transformers makes other buffers anew when a model has been loaded.
+            # Persistent, since Transformers recreates other buffers after loading a model.
             self.register_buffer(name, part)
 
     def put(self, parts: Sequence[Tensor]) -> None:
-        """Use other tensors for the same weights, in the order of `parts`."""
+        """Replace the tensors of these weights, in the order of `parts`."""
         for name, part in zip(self._names, parts, strict=True):
             setattr(self, name, part)
 
@@ -91,15 +91,16 @@ class PackedExperts(nn.Module):
 
     def make_placeholder(self) -> nn.Parameter:
         """Return a parameter of the weights' shape that takes no memory; see the module."""
+        # An expanded scalar has the whole shape but the memory of one number.
         nothing = torch.full((), torch.nan, dtype=self.dtype, device=self.parts[0].device)
         return nn.Parameter(nothing.expand(self.size), requires_grad=False)
 
 
 def is_experts(module: Any) -> bool:
-    """Return whether a module holds all experts of a layer, as our products know them.
+    """Return whether a module holds all experts of a layer in a supported form.
 
-    These are the classes of Transformers' interface, and Llama 4's. A norm behind each expert needs
-    their results apart, which our products do not keep.
+    These are the classes of Transformers' interface, and Llama 4's. A norm after each expert needs
+    separate results, which grouped products do not keep.
     """
     is_known = hasattr(module, "is_transposed") and hasattr(module, "_apply_gate")
     is_known = is_known or is_llama4_experts(module)
@@ -119,18 +120,19 @@ def find_packed(module: Any, name: str) -> PackedExperts | None:
 
 
 def find_routers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the routers of a model with their names: they stand beside a module of experts."""
+    """Yield the routers of a model with their names: siblings of a module of experts."""
     for name, parent in model.named_modules():
         children = dict(parent.named_children())
         if any(is_experts(child) for child in children.values()):
             for short, child in children.items():
+                # Classes share no base for routers: they are recognized by their names.
                 if "Router" in type(child).__name__ or short in ("gate", "router"):
                     yield f"{name}.{short}" if name else short, child
 
 
 @register_quantization_config(_METHOD)
 class ExpertsNf4Config(BitsAndBytesConfig):
-    """Settings of bitsandbytes for a model whose experts are quantized as well."""
+    """Settings of bitsandbytes for a model whose experts are quantized, too."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -158,7 +160,7 @@ class ExpertsNf4Quantizer(Bnb4BitHfQuantizer):
         return _Quantize(self, super().get_quantize_ops())
 
     def get_modules_to_not_convert(self, model: Any, *args: Any, **kwargs: Any) -> list[str]:
-        """Return the linear layers that stay as they are: those of bitsandbytes, and routers.
+        """Return the linear layers that are not quantized: those of bitsandbytes, and routers.
 
         A router decides by small differences, so it computes as its class does.
         """
@@ -166,7 +168,7 @@ class ExpertsNf4Quantizer(Bnb4BitHfQuantizer):
         return [*kept, *(name for name, _ in find_routers(model))]
 
     def attach_packed(self, model: Any) -> None:
-        """Give their weights to the experts that were quantized since the last call."""
+        """Attach their weights to the experts that were quantized since the last call."""
         for full_name, packed in self.packed.items():
             above, _, name = full_name.rpartition(".")
             model.get_submodule(above).add_module(f"{name}_nf4", packed)
@@ -185,17 +187,18 @@ class _Quantize(ConversionOps):  # type: ignore[misc, unused-ignore]
     def convert(self, input_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Return the parameters of linear layers quantized, and placeholders of experts."""
         model = kwargs["model"]
-        found: dict[str, Any] = {}
+        converted: dict[str, Any] = {}
         for name in list(input_dict):
+            # Popped, so that the 16-bit weight is freed as soon as it is packed.
             value = input_dict.pop(name)
             above, _, _ = name.rpartition(".")
             if not is_experts(model.get_submodule(above)):
-                found |= self._of_linear.convert({name: value}, **kwargs)
+                converted |= self._of_linear.convert({name: value}, **kwargs)
                 continue
             packed = self._pack(name, value[0] if isinstance(value, list) else value)
             self._quantizer.packed[name] = packed
-            found[name] = packed.make_placeholder()
-        return found
+            converted[name] = packed.make_placeholder()
+        return converted
 
     def _pack(self, name: str, weight: Tensor) -> PackedExperts:
         if weight.numel() > _MAX_WEIGHTS:

@@ -2,7 +2,7 @@
 
 Transformers chooses the angles for a whole input. "longrope" switches to other angles beyond the
 pretraining length; "dynamic" (NTK scaling) changes them with each greater length, and keeps them
-for shorter inputs that follow. In a flat row each segment would get the angles of the longest one.
+for later, shorter inputs. In a flat row each segment would get the angles of the longest one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LengthDependentRope:
     max_tokens: int
     """Maximum length with the angles of pretraining, in tokens."""
     keeps: bool
-    """Whether the angles are kept for the next input."""
+    """True if the angles are kept for the next input."""
 
 
 def find_length_dependent(model: nn.Module, max_tokens: int | None) -> list[LengthDependentRope]:
@@ -56,6 +56,7 @@ def reset(ropes: list[LengthDependentRope]) -> None:
             name = f"{rope.prefix}inv_freq"
             first = getattr(rope.module, f"{rope.prefix}original_inv_freq")
             device = getattr(rope.module, name).device
+            # As the class itself does when it changes the angles.
             rope.module.register_buffer(name, first.to(device), persistent=False)
             setattr(rope.module, _cached(rope), rope.max_tokens)
 

@@ -1,9 +1,10 @@
-"""Layers with a state that goes from token to token, over flat rows: Mamba 2, delta rule, others.
+"""Recurrent layers over flat rows: Mamba 2, delta rule and others.
 
-Transformers' classes call three functions of their own modules, which take packed rows only with
-kernels that are not on every card. They pass on what the model was called with: a call with the
-segments of a flat row goes to `linear_attention`, any other to the function as it was. A class
-that calls something else is noticed by `Forward`, whose segments must not see each other.
+Their state passes from token to token. Transformers' classes call three functions of their own
+modules, which take packed rows only with kernels that not every card has. They forward the model's
+arguments: a call with the segments of a flat row goes to `linear_attention`, any other to the
+original function. `Forward` detects a class that calls other functions, since its segments affect
+each other.
 
 Shape letters: M tokens of the flat row, F features, H heads, G groups of heads, K and V widths.
 """
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
@@ -28,19 +29,20 @@ _MARK = "rackless_plain"
 def route(model: nn.Module) -> bool:
     """Let the layers of a model take flat rows; return whether it has such layers.
 
-    They need `segment_M` and `place_M` (see `find_places`) among the arguments of the model.
+    The model's arguments must include `segment_M` and `place_M` (see `find_places`).
     """
-    found = False
+    has_layers = False
     for name in {type(module).__module__ for module in model.modules()}:
+        # The functions are globals of the module that defines the layer's class.
         source = sys.modules[name]
         for function, ours in _FUNCTIONS.items():
             plain = getattr(source, function, None)
             if plain is None:
                 continue
-            found = True
+            has_layers = True
             if not hasattr(plain, _MARK):
                 setattr(source, function, _choose(plain, ours))
-    return found
+    return has_layers
 
 
 def find_places(bounds_S: Tensor, position_1M: Tensor) -> dict[str, Tensor]:
@@ -55,6 +57,7 @@ def _choose(plain: Callable[..., Any], ours: Callable[..., Any]) -> Callable[...
     def run(*args: Any, **kwargs: Any) -> Any:
         return (ours if "segment_M" in kwargs else plain)(*args, **kwargs)
 
+    # Marks the replaced function, so that a second model does not wrap it again.
     setattr(run, _MARK, plain)
     return run
 

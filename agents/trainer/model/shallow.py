@@ -1,10 +1,10 @@
-"""Compare two ways to compute a model by its first layers alone.
+"""Compare two computations of a model by its first layers alone.
 
-Two ways to compute the same attention differ in the last digits. Layers may magnify that: where
-weights were never trained (64 layers of random weights in bf16 differ by more than a tenth of the
-largest logit), and in a mixture of experts, where two experts are about as good for a token and the
-last digits send it to the other one. After a few layers little has drifted apart. And of a model
-whose layers come from a disk, a few are read instead of all.
+Two computations of the same attention differ in the last digits. Layers may amplify that: with
+untrained weights (64 layers of random weights in bf16 differ by more than a tenth of the largest
+logit), and in a mixture of experts, where two experts may be about equally good for a token and the
+last digits decide. After a few layers the difference is still small. And of a model on a disk, a
+few layers are read instead of all.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agents.trainer.model.nf4_experts import find_routers
 
-# Share of the tokens that must agree. Fewer would let one of the probe's two segments be wrong.
+# Fraction of the tokens that must agree. A smaller one would miss an error in one of the two
+# segments.
 _LEAST_SHARE = 2 / 3
 
 
 def has_routers(body: nn.Module) -> bool:
-    """Return whether tokens of a model go to experts."""
+    """Return whether a model sends tokens to experts."""
     return next(find_routers(body), None) is not None
 
 
 @contextmanager
 def first_layers(body: Any, at_least: int) -> Iterator[None]:
-    """Let the body of a model have only its first layers inside the block, each kind at least once.
+    """Limit the body of a model to its first layers inside the block, with each kind at least once.
 
-    Nothing changes where the layers are not found.
+    Does nothing if the layers are not found.
 
     Args:
-        body: The model without its head.
-        at_least: Number of layers, if there are so many.
+        body: model without its head.
+        at_least: minimum number of layers, if the model has so many.
     """
     found = [
         (name, child)
@@ -56,7 +57,7 @@ def first_layers(body: Any, at_least: int) -> Iterator[None]:
 
 
 def count_kinds(layers: nn.ModuleList, config: Any) -> int:
-    """Return after how many layers each kind of them has occurred.
+    """Return the number of first layers that contain every kind of layer.
 
     Layers are of one kind if they have the same modules with the same settings, and weights of the
     same shapes. A setting that differs between any two layers is a layer's name or number.
@@ -64,18 +65,18 @@ def count_kinds(layers: nn.ModuleList, config: Any) -> int:
     types = getattr(config, "layer_types", None) or [None] * len(layers)
     described = [dict(_describe(layer)) for layer in layers]
     values: dict[tuple[str, str], set[Any]] = {}
-    for one in described:
-        for key, value in one.items():
+    for settings in described:
+        for key, value in settings.items():
             values.setdefault(key, set()).add(value)
     kinds = [
-        (kind, tuple((key, value) for key, value in one.items() if len(values[key]) < len(layers)))
-        for kind, one in zip(types, described, strict=False)
+        (kind, tuple((k, value) for k, value in settings.items() if len(values[k]) < len(layers)))
+        for kind, settings in zip(types, described, strict=False)
     ]
     return max((kinds.index(kind) for kind in set(kinds)), default=len(layers) - 1) + 1
 
 
 def _describe(layer: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Yield names and values of all that tells a layer from one of another kind."""
+    """Yield names and values of everything that distinguishes kinds of layers."""
     for name, module in layer.named_modules():
         yield (name, "class"), type(module)
         for setting, value in vars(module).items():

@@ -1,9 +1,9 @@
 """Keys and values that several layers of a model share: Gemma 3n, Gemma 4.
 
-Their classes hand one dictionary to all layers: some add their keys and values to it, later ones
-read them. A layer that is compiled or computed again must not write to what it is given: the
-compiler refuses to repeat that, and a second forward pass would replace what others have read. So
-`call` makes a function of it: what a layer may read goes in, and what it writes comes out, as
+Their classes pass one dictionary to all layers: some add their keys and values, later ones read
+them. A layer that is compiled or recomputed must not write to its arguments: the compiler refuses
+to repeat that, and a second forward pass would replace values that others have read. So `call`
+turns the layer into a pure function: readable states are inputs, and written states are outputs, as
 tensors whose gradients autograd sums over all readers.
 """
 
@@ -18,13 +18,13 @@ NAME = "shared_kv_states"
 """Argument of a layer that holds the dictionary."""
 
 States = dict[Any, tuple[Tensor, ...]]
-"""Shared tensors by what the class names them: a kind of layers, or the number of one."""
+"""Shared tensors by the key of the class: a kind of layers, or the number of a layer."""
 
 
 class _Overlay:
-    """Stands for the dictionary in one call of one layer: reads from `given`, keeps what it gets.
+    """Stand-in for the dictionary in one call of one layer: reads from `given`, stores writes.
 
-    Made and dropped within a call, which the compiler can follow.
+    Created and dropped within a call, which the compiler can trace.
     """
 
     def __init__(self, given: States) -> None:
@@ -39,9 +39,9 @@ class _Overlay:
 
 
 def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], MutableMapping[Any, Any] | None]:
-    """Return a layer's arguments for `call`, and the dictionary that gets what the layer writes.
+    """Return a layer's arguments for `call`, and the dictionary for the states that it writes.
 
-    The dictionary is None if the model's layers share nothing.
+    The dictionary is None if the model's layers share no states.
     """
     shared = kwargs.get(NAME)
     if shared is None:
@@ -52,10 +52,10 @@ def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], MutableMapping[Any, An
 def call(
     forward: Callable[..., Any], hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, States]:
-    """Return a layer's output and the states that it writes; changes none of its arguments."""
+    """Return a layer's output and the states that it writes; does not change its arguments."""
     given = kwargs.get(NAME)
     if given is None:
         return forward(hidden, *args, **kwargs), {}
     overlay = _Overlay(given)
-    found = forward(hidden, *args, **{**kwargs, NAME: overlay})
-    return found, overlay.written
+    output = forward(hidden, *args, **{**kwargs, NAME: overlay})
+    return output, overlay.written

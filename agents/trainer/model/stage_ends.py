@@ -1,8 +1,8 @@
-"""A stretch of a model's layers on one rank, and where hidden features enter and leave it.
+"""Consecutive layers on one rank, and the points where hidden features enter and leave them.
 
-The class of the model runs unchanged, so positions, masks and rotary angles are its own. What
-stands in for the layer before the stretch hands in the features that the stage before has sent, and
-what stands in for the one behind it keeps what goes to the next stage. Layers keep their places,
+The class of the model runs unchanged, so positions, masks and rotary angles are its own. The
+placeholder of the layer before the stage feeds in the features of the stage before, and the
+placeholder of the layer after it keeps the features for the next stage. Layers keep their places,
 and with them the names of their parameters and the keys of their dropout.
 
 Shape letters: M tokens of the flat row, H hidden features.
@@ -21,13 +21,13 @@ from agents.trainer.model.layer_loading import AbsentModule
 
 
 class StageEnds:
-    """Where features enter the layers from `first` to before `stop`, and leave them.
+    """Entry and exit of features for the layers `first` to `stop` - 1.
 
     Args:
         first: index of the first layer of the stage.
-        stop: index behind its last layer.
-        num_layers: layers of the whole model.
-        width: hidden features H between two layers.
+        stop: index after its last layer.
+        num_layers: number of layers of the whole model.
+        width: number of hidden features H between two layers.
     """
 
     def __init__(self, first: int, stop: int, num_layers: int, width: int) -> None:
@@ -36,8 +36,8 @@ class StageEnds:
         self.num_layers = num_layers
         self.width = width
         self.adapted: tuple[str, ...] = ()
-        """Linear layers of all stages that have an adapter, by name; known once all have loaded."""
-        # Features (M, H) that the stage before has sent: with the adapter, and without it.
+        """Names of the linear layers with an adapter, of all stages; known once all have loaded."""
+        # Features (M, H) of the stage before: with the adapter, and without it.
         self._fed: tuple[Tensor, Tensor | None] | None = None
         self._is_plain = False
         self._window: slice = slice(None)
@@ -53,16 +53,16 @@ class StageEnds:
 
     @property
     def is_fed(self) -> bool:
-        """Whether features of the stage before are at hand; else the layers see made-up ones."""
+        """True if features of the stage before are available; else layers see artificial ones."""
         return self._fed is not None
 
     @contextmanager
     def fed(self, hidden_MH: Tensor, plain_MH: Tensor | None = None) -> Iterator[None]:
-        """Let passes inside the block begin with these features of the stage before.
+        """Start passes inside the block with these features of the stage before.
 
         Args:
-            hidden_MH: computed with the adapter.
-            plain_MH: computed without it; None: no pass without it will come.
+            hidden_MH: features computed with the adapter.
+            plain_MH: features computed without it; None if no pass needs them.
         """
         self._fed = (hidden_MH, plain_MH)
         try:
@@ -72,7 +72,7 @@ class StageEnds:
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """Let passes inside the block begin with the features that no adapter has touched."""
+        """Start passes inside the block with the features computed without the adapter."""
         self._is_plain = True
         try:
             yield
@@ -81,7 +81,7 @@ class StageEnds:
 
     @contextmanager
     def limited_to(self, start: int, stop: int) -> Iterator[None]:
-        """Limit what is handed in to these tokens of the flat row inside the block."""
+        """Limit the features fed in to these tokens of the flat row inside the block."""
         self._window = slice(start, stop)
         try:
             yield
@@ -89,15 +89,16 @@ class StageEnds:
             self._window = slice(None)
 
     def take_output(self) -> Tensor:
-        """Return the features (1, M, H) that the newest pass has for the next stage."""
+        """Return the features (1, M, H) of the latest pass for the next stage."""
         output, self._output = self._output, None
         assert output is not None
         return output
 
     def enter(self, hidden_1MH: Tensor) -> Tensor:
-        """Return the features with which the first layer begins; `hidden_1MH` if none were fed."""
+        """Return the features for the first layer; `hidden_1MH` if none were fed."""
         if self._fed is None:
             return hidden_1MH
+        # The second item holds the features computed without the adapter.
         hidden_MH = self._fed[self._is_plain]
         assert hidden_MH is not None
         return hidden_MH[self._window][None]
@@ -108,13 +109,13 @@ class StageEnds:
 
 
 class PassingLayer(AbsentModule):
-    """Stands in for a layer of another rank.
+    """Placeholder of a layer of another rank.
 
     Args:
-        absent: what stands in for it so far.
-        enters: ends of the stage that begins behind it; None: none does.
-        leaves: ends of the stage that stops before it; None: none does.
-        in_tuple: whether the class takes the first result of a layer.
+        absent: earlier placeholder of the layer.
+        enters: ends of the stage that starts after it; None if no stage does.
+        leaves: ends of the stage that stops before it; None if no stage does.
+        in_tuple: True if the class takes the first result of a layer.
     """
 
     def __init__(
@@ -137,15 +138,15 @@ class PassingLayer(AbsentModule):
 
 
 class UnfedEmbedding(AbsentModule):
-    """Stands in for the embedding where features come from another stage.
+    """Placeholder of the embedding in a stage whose features come from another one.
 
-    Without any, as when a rank is timed alone or a model's class is probed, every token gets
-    features of its own, so that different tokens differ.
+    Without fed features, as when a rank is timed alone or a model's class is probed, every token id
+    gets distinct features.
 
     Args:
-        absent: what stands in for the embedding so far.
+        absent: earlier placeholder of the embedding.
         dtype: type in which the stages compute.
-        device: on which they compute.
+        device: device of the stages.
     """
 
     ends: StageEnds | None = None
@@ -154,15 +155,17 @@ class UnfedEmbedding(AbsentModule):
     def __init__(self, absent: AbsentModule, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(absent)
         self._dtype = dtype
-        # Llama 4 moves token ids to where it is.
+        # Llama 4 moves token ids to the device of this weight.
         self.weight = torch.empty(0, dtype=dtype, device=device)
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return (1, M, H) for token ids (1, M): zeros that nobody reads, or made-up features."""
+        """Return (1, M, H) for token ids (1, M): unused zeros, or artificial features."""
         ids_1M = hidden
         width: Any = self.embedding_dim
         if self.ends is not None and self.ends.is_fed:
+            # Expanded from one number: the features are replaced before a layer reads them.
             zero = torch.zeros((), dtype=self._dtype, device=ids_1M.device)
             return zero.expand(*ids_1M.shape, width)
         place_H = torch.arange(1, width + 1, device=ids_1M.device)
+        # Bounded and distinct for each id, on every kind of device; in float64 for large ids.
         return torch.sin(((ids_1M[..., None] + 1) * place_H).double()).to(self._dtype)

@@ -1,4 +1,4 @@
-"""Find how a base model's weights are stored, and in which form a run loads them."""
+"""Detect how a base model's weights are stored, and choose how a run loads them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from agents.shared.models.config_findings import is_4_bit
 
 
 def choose_quantization(kind: AdapterKind, path: Path, dtype: torch.dtype) -> Any:
-    """Return the settings of Transformers by which weights are quantized while they load.
+    """Return Transformers' settings to quantize weights while they load, or None.
 
-    None: they are loaded as they are stored, which for QLoRA may be in 4 bits already.
+    None loads weights as they are stored, which for QLoRA may already be in 4 bits.
 
     Args:
-        kind: Of the run's adapter.
-        path: Folder of the model.
-        dtype: In which the run computes.
+        kind: kind of the run's adapter.
+        path: folder of the model.
+        dtype: type in which the run computes.
 
     Raises:
-        ExpectedError: Weights that are stored like this cannot be trained so.
+        ExpectedError: weights in this form cannot be trained this way.
     """
     method = _read_quantization(path)
     if kind == "full" and method:
@@ -34,6 +34,7 @@ def choose_quantization(kind: AdapterKind, path: Path, dtype: torch.dtype) -> An
             f"The model in {path} is already quantized, so its weights cannot be fully trained.",
             "Use adapter: {kind: lora}, or use the model that it was made from",
         )
+    # No kernel here multiplies MXFP4, so it is always converted.
     if method == "mxfp4":
         return _dequantize_mxfp4(kind, path)
     if kind != "qlora":
@@ -49,10 +50,10 @@ def choose_quantization(kind: AdapterKind, path: Path, dtype: torch.dtype) -> An
 
 
 def require_known_family(path: Path) -> None:
-    """Check that Transformers has the model's family: code that comes with a model is never run.
+    """Check that Transformers supports the model's family: code of a model never runs.
 
     Raises:
-        ExpectedError: It does not.
+        ExpectedError: it does not.
     """
     family = _read_config(path).get("model_type")
     if isinstance(family, str) and family not in CONFIG_MAPPING:
@@ -65,7 +66,7 @@ def require_known_family(path: Path) -> None:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Return the model's config.json; empty: loading the model reports better what is wrong."""
+    """Return the model's config.json; empty on an error, which loading reports better."""
     try:
         config = json.loads((path / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -74,14 +75,15 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_quantization(path: Path) -> str:
-    """Return by which method the model's files are quantized; empty: they are not."""
+    """Return the method that quantized the model's files; empty if they are not quantized."""
     settings = _read_config(path).get("quantization_config")
     method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    # Some files name no method, but are quantized.
     return str(method or ("unknown" if settings else ""))
 
 
 def _dequantize_mxfp4(kind: AdapterKind, path: Path) -> Any:
-    """Return the settings that load experts in MXFP4, as gpt-oss has them, in the run's type."""
+    """Return the settings that load experts in MXFP4, like gpt-oss's, in the run's type."""
     if kind == "qlora":
         raise ExpectedError(
             f"The experts of the model in {path} are in MXFP4 already, which is not turned into "
@@ -96,7 +98,7 @@ def _dequantize_mxfp4(kind: AdapterKind, path: Path) -> Any:
 
 def _nf4(dtype: torch.dtype) -> Any:
     try:
-        import bitsandbytes  # noqa: F401 - transformers finds out too late, and says less
+        import bitsandbytes  # noqa: F401 - transformers checks too late, with a worse message
     except ImportError as error:
         raise ExpectedError(
             "adapter.kind: qlora needs the package bitsandbytes, which the training environment "
@@ -105,6 +107,7 @@ def _nf4(dtype: torch.dtype) -> Any:
         ) from error
     from agents.trainer.model.nf4_experts import ExpertsNf4Config
 
+    # QLoRA's own settings: NF4 with double quantization.
     return ExpertsNf4Config(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

@@ -1,13 +1,13 @@
-"""Read the weights of a model straight to its GPU, by several threads.
+"""Read the weights of a model directly to its GPU, in several threads.
 
 Transformers maps safetensors files into memory and copies each tensor from there: every page is
-faulted in, the driver stages what is not pinned, and where bitsandbytes quantizes while loading,
-one thread does all of it. Here each tensor is cut into pieces, which a pool of threads reads into
-pinned buffers and copies without waiting; a change of type happens on the GPU.
+faulted in, the driver stages unpinned memory, and one thread does all of it if bitsandbytes
+quantizes while loading. Here each tensor is cut into pieces, which a pool of threads reads into
+pinned buffers and copies asynchronously; type conversion happens on the GPU.
 
 Only reading is replaced: Transformers still finds the files, maps and converts names, casts,
-quantizes and ties. The place where it opens a file is changed for the length of a block, because
-it takes no reader as an argument. What this reader does not know is read as before.
+quantizes and ties. Its function that opens a file is replaced inside a block, because it takes no
+reader as an argument. Unknown content is read by the original.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from transformers import modeling_utils
 from agents.trainer.streaming.disk_reader import read_piece
 
 Report = Callable[[int, int], None]
-"""Called with the bytes read and the bytes of all files; from any thread, often."""
+"""Called with the bytes read and the total bytes of all files; from any thread, often."""
 
-# Threads that read. More of them gain nothing where a disk or the bus is the limit.
+# Number of reading threads. More gain nothing if a disk or the bus is the limit.
 _NUM_READERS = 4
-# Bounds of the size of a piece, in bytes. Below, handing it to a thread takes longer than reading.
+# Bounds of the size of a piece, in bytes. Passing a smaller one to a thread takes longer than
+# reading.
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 20, 1 << 24
-# Tensors from this size on are read as before, in bytes: Transformers may convert them on the CPU.
+# Larger tensors are read by the original: Transformers may convert them on the CPU; in bytes.
 _MAX_TENSOR_BYTES = 1 << 32
-# Names of types in safetensors files: those of PyTorch that have one size for each element.
+# Names of types in safetensors files, limited to PyTorch types with one size per element.
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -56,13 +57,13 @@ _DTYPES = {
 
 @contextmanager
 def read_by_threads(device: torch.device, report: Report | None = None) -> Iterator[None]:
-    """Let `from_pretrained` read safetensors files to this device by several threads.
+    """Let `from_pretrained` read safetensors files to this device in several threads.
 
-    The model has to be loaded to the one device whole. Other threads that load a model meanwhile
-    are served, too.
+    The whole model must be loaded to this one device. Other threads that load a model at the same
+    time use the reader, too.
     """
     plain = modeling_utils.safe_open
-    with _Reader(device, report) as reader:
+    with _WeightReader(device, report) as reader:
         modeling_utils.safe_open = lambda path, *rest, **more: _ShardFile(
             plain(path, *rest, **more), os.fspath(path), reader
         )
@@ -72,8 +73,8 @@ def read_by_threads(device: torch.device, report: Report | None = None) -> Itera
             modeling_utils.safe_open = plain
 
 
-class _Reader:
-    """Reads ranges of files to one device, in pieces that several threads share."""
+class _WeightReader:
+    """Reads ranges of files to one device, in pieces for several threads."""
 
     def __init__(self, device: torch.device, report: Report | None) -> None:
         self._device = device
@@ -81,14 +82,14 @@ class _Reader:
         self._pool = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="weights")
         self._staging: queue.SimpleQueue[_Staging] = queue.SimpleQueue()
         if device.type == "cuda":
-            # Two for each thread: one is filled while the other one is copied.
+            # Two per thread: one is filled while the other one is copied.
             for _ in range(2 * _NUM_READERS):
                 self._staging.put(_Staging(device))
         self._files: list[int] = []
         self._lock = threading.Lock()
         self._done_bytes = self._total_bytes = 0
 
-    def __enter__(self) -> _Reader:
+    def __enter__(self) -> _WeightReader:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -126,7 +127,7 @@ class _Reader:
         for start in range(0, num_bytes, piece_bytes):
             piece = target[start : start + piece_bytes]
             jobs.append(self._pool.submit(self._read_piece, file, offset + start, piece))
-        wait(jobs)  # of all: none may write into memory that is given back after an error
+        wait(jobs)  # for all: none may write into memory that is freed after an error
         for job in jobs:
             job.result()
         return target
@@ -138,7 +139,7 @@ class _Reader:
                 staging.copied.synchronize()
                 part = staging.buffer[: len(piece)]
                 read_piece(file, offset, part)
-                # On the current stream, as everything that uses, or has used, this memory.
+                # On the current stream, like everything that uses, or has used, this memory.
                 piece.copy_(part, non_blocking=True)
                 staging.copied.record(torch.cuda.current_stream(self._device))
             finally:
@@ -162,9 +163,9 @@ class _Staging:
 
 
 class _ShardFile:
-    """Stands in for an open safetensors file, and hands out slices that its threads read."""
+    """Stand-in for an open safetensors file, whose slices the threads read."""
 
-    def __init__(self, plain: Any, path: str, reader: _Reader) -> None:
+    def __init__(self, plain: Any, path: str, reader: _WeightReader) -> None:
         self._plain = plain
         self._reader = reader
         self._ranges = find_ranges(path)
@@ -181,7 +182,7 @@ class _ShardFile:
         self._plain.__exit__(*error)
 
     def get_slice(self, name: str) -> Any:
-        """Return what reads a tensor when it is indexed."""
+        """Return an object that reads a tensor when it is indexed."""
         plain = self._plain.get_slice(name)
         start, end = self._ranges[name]
         if plain.get_dtype() not in _DTYPES or end - start > _MAX_TENSOR_BYTES:
@@ -191,9 +192,9 @@ class _ShardFile:
 
 
 class _Slice:
-    """Stands in for a tensor of a safetensors file."""
+    """Stand-in for a tensor of a safetensors file."""
 
-    def __init__(self, plain: Any, reader: _Reader, file: int, start: int, end: int) -> None:
+    def __init__(self, plain: Any, reader: _WeightReader, file: int, start: int, end: int) -> None:
         self._plain = plain
         self._reader = reader
         self._file, self._start, self._end = file, start, end
@@ -202,6 +203,7 @@ class _Slice:
         return getattr(self._plain, name)
 
     def __getitem__(self, index: Any) -> Tensor:
+        # Transformers reads a whole tensor with an ellipsis; parts are read by the original.
         if index is not ...:
             part: Tensor = self._plain[index]
             return part
@@ -210,7 +212,7 @@ class _Slice:
 
 
 def choose_piece(num_bytes: int) -> int:
-    """Return the size of the pieces in which the threads read so many bytes.
+    """Return the size of the pieces in which the threads read `num_bytes`.
 
     >>> [choose_piece(num_bytes) for num_bytes in (100, 6 << 20, 1 << 30)]
     [1048576, 1572864, 16777216]
@@ -220,10 +222,10 @@ def choose_piece(num_bytes: int) -> int:
 
 
 def find_ranges(path: str) -> dict[str, tuple[int, int]]:
-    """Return where each tensor of a safetensors file begins and ends, in bytes.
+    """Return the start and end of each tensor of a safetensors file, in bytes.
 
-    The file begins with the length of its header, 8 bytes, little end first, then the header,
-    whose offsets count from its own end: https://huggingface.co/docs/safetensors
+    The file starts with the length of its header (8 bytes, little-endian), then the header, whose
+    offsets count from its own end: https://huggingface.co/docs/safetensors
     """
     with open(path, "rb") as file:
         num_bytes = int.from_bytes(file.read(8), "little")
@@ -237,7 +239,7 @@ def find_ranges(path: str) -> dict[str, tuple[int, int]]:
 
 
 def _release_pinned() -> None:
-    """Give pinned buffers back to the system, where torch can: others may need the memory."""
+    """Return pinned buffers to the system if torch can: other programs may need the memory."""
     release = getattr(torch.accelerator, "empty_host_cache", None)  # since torch 2.12
     if release is not None:
         release()

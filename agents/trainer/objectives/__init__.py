@@ -1,1 +1,1 @@
-"""What a run minimizes: one module per objective, and the registry that chooses."""
+"""Losses that a run minimizes: one module per objective, and their registry."""

@@ -15,12 +15,12 @@ from agents.trainer.objectives.objective import sum_log_probabilities
 
 
 class Preference:
-    """The sum of the DPO losses of pairs.
+    """Sum of the DPO losses of pairs.
 
     Args:
         reference_P2: log-probabilities of the chosen and the rejected answer of each pair of the
-            data under the reference model, in float64 on the CPU; None: the model with its adapter
-            off is the reference.
+            data under the reference model, in float64 on the CPU; None if the model with its
+            adapter off is the reference.
     """
 
     sums = OBJECTIVES["dpo"].sums
@@ -47,15 +47,15 @@ class Preference:
         reward_P2 = self._beta * (policy_P2 - reference_P2.to(policy_P2))
         margin_P = reward_P2[:, 0] - reward_P2[:, 1]
         loss_P = -F.logsigmoid(margin_P)
-        # In float64: the sums must not depend on how a batch is cut into micro-batches.
-        found = margin_P.detach().double()
-        is_correct_P = (found > 0).double()
+        # In float64: the sums must not depend on the cut into micro-batches.
+        wide_P = margin_P.detach().double()
+        is_correct_P = (wide_P > 0).double()
         if batch.is_real_S is not None:
             # Pairs of padding have a margin of 0, but a loss of log 2.
             loss_P = loss_P * batch.is_real_S[::2]
             is_correct_P *= batch.is_real_S[::2]
         loss = loss_P.sum()
-        sums = torch.stack([loss.detach().double(), found.sum(), is_correct_P.sum()])
+        sums = torch.stack([loss.detach().double(), wide_P.sum(), is_correct_P.sum()])
         return loss if gradient_scale is None else loss * gradient_scale, sums
 
     def _refer(self, batch: MicroBatch) -> Tensor:

@@ -1,14 +1,14 @@
-"""The protocol of what a run minimizes, and what its implementations have in common.
+"""Protocol of the loss that a run minimizes, and code shared by its implementations.
 
-Losses are SUMS over a micro-batch, so that sums over micro-batches and ranks add up to the sum over
-the batch exactly; the division by the batch's total weight comes after the all-reduce.
+Losses are SUMS over a micro-batch, so that sums over micro-batches and ranks add up exactly to the
+sum over the batch; the division by the batch's total weight comes after the all-reduce.
 
-Supervised (SFT): sum over the tokens that count of -log p(token); weight: their number, so the
-batch's loss is the mean over its tokens.
+Supervised (SFT): sum over the tokens that count of -log p(token); the weight is their number, so
+the batch's loss is the mean over its tokens.
 
-Preference (DPO, Rafailov et al. 2023, arXiv:2305.18290, equation 7): sum over pairs of
--log sigmoid(beta * (r_chosen - r_rejected)), where r is the log-probability of the answer minus
-that of the reference model; weight: the number of pairs. The reference is the model before this
+Preference (DPO, Rafailov et al. 2023, arXiv:2305.18290, equation 7): sum over pairs of -log
+sigmoid(beta * (r_chosen - r_rejected)), where r is the log-probability of the answer minus that of
+the reference model; the weight is the number of pairs. The reference is the model before this
 training: the same weights with the adapter off, in the same micro-batch; in full fine-tuning its
 log-probabilities are computed once from the base weights (see `reference_model`).
 
@@ -32,12 +32,12 @@ class Objective(Protocol):
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """Names of what `compute` sums, as the objective's row has them: the loss first."""
+        """Names of the sums of `compute`, as in the objective's row: the loss first."""
 
     def look_up(self, batch: MicroBatch, places: Sequence[int]) -> Tensor | None:
-        """Return what the loss needs besides the micro-batch, on its device; None for nothing.
+        """Return further inputs of the loss for a micro-batch, on its device; None without any.
 
-        Apart from `compute`, because a recorded pass can read a table in host memory only once.
+        Separate from `compute`, because a recorded pass can read a table in host memory only once.
 
         Args:
             batch: the micro-batch.
@@ -51,9 +51,8 @@ class Objective(Protocol):
 
         Args:
             batch: the micro-batch; the dropout clock is set to it.
-            known: what `look_up` returned for it.
-            gradient_scale: factor on the loss, a scalar, and so on the gradients (fp16); None for
-                1.
+            known: result of `look_up` for it.
+            gradient_scale: factor on the loss and its gradients (fp16), a scalar; None for 1.
         """
 
 
@@ -61,7 +60,7 @@ def sum_log_probabilities(forward: Forward, batch: MicroBatch, num_segments: int
     """Return the log-probabilities (R, K) of the targets of each segment of each row.
 
     Args:
-        forward: of the model.
+        forward: forward pass of the model.
         batch: rows of `num_segments` segments each, in their order.
         num_segments: K.
     """

@@ -1,13 +1,13 @@
-"""Log-probabilities of the answers under the model as it was before a full fine-tuning.
+"""Log-probabilities of the answers under the model before a full fine-tuning.
 
-With an adapter the reference model stays at hand: the same weights without the adapter. A full
+With an adapter the reference model stays available: the same weights without the adapter. A full
 fine-tuning changes the weights themselves, so the reference is evaluated once, before the first
-step, on every row that the run will see. A second copy of the model would take its memory during
-the whole run. Each rank evaluates its part; the sum over the ranks is the whole table.
+step, on every row that the run will see. A second copy of the model would take memory during the
+whole run. Each rank evaluates its part; the sum over the ranks is the whole table.
 
-The table is cached on every node under a hash of what it depends on: model, tokenized data, rows,
-precision and versions. So a resume finds it, as does a run with other settings; one node that has
-it is enough. The tables unused for longest are deleted first, as with tokenized data.
+The table is cached on every node under a hash of its inputs: model, tokenized data, rows, precision
+and versions. So a resume finds it, as does a run with other settings; one node with the table is
+enough. The least recently used tables are deleted first, as with tokenized data.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ MAX_CACHE_BYTES = 5 << 30
 """Maximum size of all tables on a node, in bytes."""
 _TABLE, _ABOUT = "table.npy", "about.json"
 ReportProgress = Callable[[int, float], None]
-"""Called with the number of rows done, and their part of all rows of this rank, 0 to 1."""
+"""Called with the number of rows done, and their fraction of this rank's rows, 0 to 1."""
 
 
 class ReferenceTable:
-    """The table of one run.
+    """Table of one run.
 
     Args:
-        spec: of the run.
-        forward: of the model, which has to hold its base weights until the table is complete.
+        spec: spec of the run.
+        forward: model, which has to hold its base weights until the table is complete.
         sets: rows of the training data, then those of the evaluation.
         cache: folder of all tables on this node.
-        device: of this rank.
+        device: device of this rank.
     """
 
     def __init__(
@@ -73,20 +73,20 @@ class ReferenceTable:
         num_rows = sum(len(rows) for rows in sets if rows is not None)
         num_segments = OBJECTIVES[spec.objective].num_segments
         self.table_RK = torch.zeros(num_rows, num_segments, dtype=torch.float64)
-        """Log-probability of each segment of each row; 0: no step reads it."""
+        """Log-probability of each segment of each row; 0 if no step reads it."""
 
     def complete(
         self, group: Group, model_sha256: str, *, keeps: bool, report: ReportProgress | None = None
     ) -> None:
-        """Fill the table on all ranks alike; all call this together.
+        """Fill the table on all ranks; all call this together.
 
         Args:
-            model_sha256: fingerprint of the base weights.
-            keeps: whether this rank writes the cache of its node.
-            report: hears the progress of this rank.
+            model_sha256: hash of the base weights.
+            keeps: True if this rank writes the cache of its node.
+            report: called with the progress of this rank.
 
         Raises:
-            ExpectedError: a rank could not; every rank ends with the same reason.
+            ExpectedError: a rank failed; every rank ends with the same reason.
         """
         key = self._make_key(model_sha256)
         found = self._read(key)
@@ -95,9 +95,10 @@ class ReferenceTable:
         holders = [rank for rank, report in enumerate(reports) if report["found"]]
         if not holders:
             group.agree("reference", lambda: self._compute(group.rank, group.world_size, report))
-        # One rank gives the table and the others zeros, so that the sum below is the table.
+        # One rank provides the table and the others zeros, so that the sum below is the table.
         elif found is not None and group.rank == holders[0]:
             self.table_RK.copy_(found)
+        # NCCL sums only tensors on the GPU.
         whole_RK = self.table_RK.to(self._device)
         group.sum(whole_RK)
         self.table_RK.copy_(whole_RK)
@@ -109,6 +110,7 @@ class ReferenceTable:
         used = np.array(_find_used(self._spec, len(train)), dtype=np.int64)
         parts = {
             "model": model_sha256,
+            # The name of a folder of tokens hashes its content.
             "data": [train.folder.name, evaluation.folder.name if evaluation else ""],
             "pairs": hashlib.sha256(used.tobytes()).hexdigest(),
             "precision": [str(choose_dtype(self._spec.precision, self._device)), self._device.type],
@@ -118,9 +120,9 @@ class ReferenceTable:
         return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
 
     def _read(self, key: str) -> Tensor | None:
-        """Return the table of the cache; None: there is no complete one."""
+        """Return the cached table; None if no complete one exists."""
         try:
-            os.utime(self._cache / key / _ABOUT)  # marks it as used now
+            os.utime(self._cache / key / _ABOUT)  # marks the last use
             found = np.load(self._cache / key / _TABLE)
         except (OSError, ValueError):
             return None
@@ -130,7 +132,7 @@ class ReferenceTable:
 
     def _keep(self, key: str) -> None:
         """Write the table; on a full disk the next start has to compute it again."""
-        # Hidden until it is complete, so that no other process reads half of a table.
+        # Hidden until it is complete, so that no other process reads half a table.
         unfinished = self._cache / f".{key}-{os.getpid()}"
         try:
             with contextlib.suppress(OSError):
@@ -170,7 +172,7 @@ def compute_reference(
 ) -> Tensor:
     """Return this rank's part of the table (R, K): rows of training, then those of evaluation.
 
-    Rows of other ranks, and those that no step will see, are zero.
+    Rows of other ranks, and rows that no step will see, are zero.
     """
     train, evaluation = sets
     num_train = len(train)
@@ -199,6 +201,7 @@ def _find_used(spec: RunSpec, num_rows: int) -> list[int]:
     """Return the indices of the rows that a step of the run will see."""
     size = spec.batch_sequences
     steps = count_steps(epochs=spec.epochs, num_rows=num_rows, batch=size, max_steps=spec.max_steps)
+    # Every row is seen at least once: epochs are shuffled as a whole.
     if steps * size >= num_rows:
         return list(range(num_rows))
     batches = (
@@ -221,6 +224,7 @@ def _fill(
         chosen = [places[i] for i in group]
         batch = build_micro_batch([examples[place] for place in chosen], device)
         with torch.no_grad():
+            # In float64: the loss subtracts two large sums.
             table_RK[chosen] = sum_log_probabilities(forward, batch, num_segments).double().cpu()
         num_done += len(chosen)
         count(num_done)

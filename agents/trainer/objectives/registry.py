@@ -1,4 +1,4 @@
-"""Which loss an objective has: one row each; its traits are in `agents/contract/objectives.py`."""
+"""Losses by objective, one row each; the traits are in `agents/contract/objectives.py`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from agents.trainer.objectives.sft import Supervised
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownOfRows:
-    """What is known of each row of the data: of training, then of evaluation."""
+    """Precomputed values for each row of the data: training first, then evaluation."""
 
     reference: Tensor | None = None
-    """Log-probabilities (R, K) under the reference model, in float64 on the CPU; None: the model
-    with its adapter off is the reference, or the objective needs none."""
+    """Log-probabilities (R, K) under the reference model, in float64 on the CPU; None if the model
+    with its adapter off is the reference, or the objective needs none.
+    """
     labels: Tensor | None = None
-    """Labels (R,) that the data gives, in float32 on the CPU; None: it gives none."""
+    """Labels (R,) of the data, in float32 on the CPU; None without labels."""
 
 
 LOSSES: dict[str, Callable[[RunSpec, Forward, KnownOfRows], Objective]] = {
@@ -33,13 +34,13 @@ LOSSES: dict[str, Callable[[RunSpec, Forward, KnownOfRows], Objective]] = {
 
 
 def make_objective(spec: RunSpec, forward: Forward, known: KnownOfRows) -> Objective:
-    """Return what the spec minimizes."""
+    """Return the objective that the spec names."""
     return LOSSES[spec.objective](spec, forward, known)
 
 
 def needs_reference_table(spec: RunSpec) -> bool:
-    """Return whether the reference has to be evaluated before the training.
+    """Return whether the reference has to be evaluated before training.
 
-    With an adapter the reference stays at hand: the same weights without the adapter.
+    With an adapter the reference stays available: the same weights without the adapter.
     """
     return OBJECTIVES[spec.objective].has_reference and spec.adapter.kind == "full"

@@ -12,7 +12,7 @@ from agents.trainer.model.micro_batch import MicroBatch
 
 
 class Supervised:
-    """The sum of the cross-entropies of the tokens that count."""
+    """Sum of the cross-entropies of the tokens that count."""
 
     sums = OBJECTIVES["sft"].sums
 
@@ -20,7 +20,7 @@ class Supervised:
         self._forward = forward
 
     def look_up(self, batch: MicroBatch, places: Sequence[int]) -> Tensor | None:
-        """Return None: the labels are all that the loss needs."""
+        """Return None: the loss needs only the labels."""
         return None
 
     def compute(

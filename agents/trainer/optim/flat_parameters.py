@@ -1,12 +1,12 @@
 """All trained parameters, and their gradients, in one flat tensor each.
 
 The parameters of the model become views into them. So a step has one buffer to zero, one norm, and
-one tensor for the optimizer, for any number of layers; and since the layout is fixed by the
-model alone, a resumed run adds numbers up in the same order as an uninterrupted one.
+one tensor for the optimizer, for any number of layers. The layout is fixed by the model alone, so a
+resumed run adds numbers in the same order as an uninterrupted one.
 
 Parameters with weight decay (matrices) come first, the others (norms, biases) after them; each kind
-in the order in which a backward pass finishes them, the last layer first. A bucket is a stretch of
-the buffer that ends where a parameter ends: it can be sent while the pass goes on.
+in the order in which a backward pass finishes them, the last layer first. A bucket is a span of the
+buffer that ends with a parameter: it can be sent while the pass still runs.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch
 from torch import Tensor, nn
 
 Layout = Literal["sorted", "backward"]
-"""Order of the parameters; checkpoints older than the buckets have theirs `sorted` by name."""
+"""Order of the parameters; checkpoints from before the buckets have theirs `sorted` by name."""
 _MAX_BUCKETS = 8
 # A smaller message takes as long as this one on a LAN of 1 Gb/s and 5 ms per collective.
 _MIN_BUCKET_BYTES = 1 << 20
 # Limit of the gradients of one micro-batch that are held to its end and then added in bulk.
 _MAX_HELD_BYTES = 1 << 28
-# Values of a block in a norm. On a CPU, in fp32: 1e-7 relative error and as fast as one pass;
-# blocks of 2^20 have an error of 1e-5.
+# Number of values of a block in a norm. On a CPU, in fp32: 1e-7 relative error and as fast as one
+# pass; blocks of 2^20 have an error of 1e-5.
 _NORM_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """A stretch of the flat buffer, final in a backward pass once all its parameters are."""
+    """A span of the flat buffer, final in a backward pass once all its parameters are."""
 
     start: int
     stop: int
@@ -40,9 +40,9 @@ class Bucket:
 
 
 class TrainedParameters(Protocol):
-    """Trained parameters of a rank, as passes over its part of a batch need them.
+    """Trained parameters of a rank, for passes over its part of a batch.
 
-    A strategy places them: in one flat buffer, or as its engine wants them.
+    A strategy places them: in one flat buffer, or as its engine needs them.
     """
 
     @property
@@ -55,15 +55,15 @@ class TrainedParameters(Protocol):
 
     @property
     def adds_in_bulk(self) -> bool:
-        """Whether gradients of a pass are held to its end, and then added with `add`; else autograd
-        accumulates each of them as soon as it is known.
+        """True if the gradients of a pass are held to its end and added with `add`; else autograd
+        accumulates each one at once.
         """
 
     def zero_gradients(self) -> None:
-        """Start the gradients of a step from zero."""
+        """Reset the gradients of a step to zero."""
 
     def add(self, gradients: Sequence[Tensor | None]) -> None:
-        """Add the gradients of one backward pass, one for each of `parameters`; None: none."""
+        """Add the gradients of one backward pass, one for each of `parameters`, or None."""
 
 
 class FlatParameters:
@@ -79,7 +79,7 @@ class FlatParameters:
     ) -> None:
         """Move the parameters, given in the model's own order, into the buffer."""
         by_name = dict(named)
-        names = order_names({name: one.dim() for name, one in named}, layout)
+        names = order_names({name: parameter.dim() for name, parameter in named}, layout)
         ordered = [(name, by_name[name]) for name in names]
         dtype = ordered[0][1].dtype
         num_values = sum(parameter.numel() for _, parameter in ordered)
@@ -89,7 +89,7 @@ class FlatParameters:
         self.parameters = dict(ordered)
         """Parameters by name, in the order of the buffer."""
         self.views: dict[str, Tensor] = {}
-        """Part of `values` for each parameter by name, in its own shape."""
+        """Part of `values` of each parameter, by name, in its own shape."""
         self.num_decayed = 0
         start = 0
         for name, parameter in ordered:
@@ -109,27 +109,29 @@ class FlatParameters:
 
     @property
     def adds_in_bulk(self) -> bool:
-        """Whether the gradients of a pass are few enough bytes to hold them twice."""
+        """True if the gradients of a pass are small enough to hold them twice."""
         return self.gradients.nbytes <= _MAX_HELD_BYTES
 
     def zero_gradients(self) -> None:
-        """Start the gradients of a step from zero."""
+        """Reset the gradients of a step to zero."""
         self.gradients.zero_()
 
     def add(self, gradients: Sequence[Tensor | None]) -> None:
-        """Add the gradients of one backward pass, one for each of `parameters`; None: none."""
+        """Add the gradients of one backward pass, one for each of `parameters`, or None."""
         pairs = zip(self.parameters.values(), gradients, strict=True)
-        found = [(parameter.grad, new) for parameter, new in pairs if new is not None]
-        if found:
+        pairs_to_add = [(parameter.grad, new) for parameter, new in pairs if new is not None]
+        if pairs_to_add:
             # A few kernels for hundreds of small tensors.
-            torch._foreach_add_([into for into, _ in found], [new for _, new in found])
+            torch._foreach_add_(
+                [into for into, _ in pairs_to_add], [new for _, new in pairs_to_add]
+            )
 
     def groups(self, weight_decay: float) -> list[dict[str, object]]:
         """Return the optimizer's groups: one flat parameter with weight decay, one without."""
         cuts = ((slice(0, self.num_decayed), weight_decay), (slice(self.num_decayed, None), 0.0))
         groups: list[dict[str, object]] = []
         for cut, decay in cuts:
-            # A view: a step of the optimizer changes the parameters of the model.
+            # A view, so that a step of the optimizer changes the parameters of the model.
             parameter = nn.Parameter(self.values[cut])
             if parameter.numel():
                 parameter.grad = self.gradients[cut]
@@ -138,13 +140,10 @@ class FlatParameters:
 
 
 def compute_norm(values: Tensor) -> Tensor:
-    """Return the Euclidean norm of a flat tensor, a scalar of its own type and on its device.
-
-    On a CPU torch adds up the squares in a few running sums, for any length: the norm of
-    134 million fp32 values comes out 0.5 % too low, or worse, since late squares are lost beside a
-    large sum. So it is made of blocks there (1e-7), and one block costs nothing more. A GPU adds up
-    in a tree, which has no such loss.
-    """
+    """Return the Euclidean norm of a flat tensor, a scalar of its type and on its device."""
+    # On a CPU torch adds the squares in a few running sums, for any length: the norm of 134 million
+    # fp32 values is 0.5 % too low, or worse, since late squares are lost in a large sum. Blocks
+    # avoid that (1e-7) at no cost. A GPU adds in a tree, without such a loss.
     if values.is_cuda or values.numel() <= _NORM_BLOCK:
         return torch.linalg.vector_norm(values)
     blocks = [torch.linalg.vector_norm(block) for block in values.split(_NORM_BLOCK)]
@@ -176,7 +175,7 @@ def order_names(num_dims: Mapping[str, int], layout: Layout) -> list[str]:
 
     Args:
         num_dims: number of dimensions of each parameter by name, in the model's own order.
-        layout: of the buffer.
+        layout: layout of the buffer.
 
     >>> order_names({"norm": 1, "first": 2, "second": 2}, "backward")
     ['second', 'first', 'norm']

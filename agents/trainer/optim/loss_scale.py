@@ -2,9 +2,9 @@
 
 The loss is multiplied by `factor`, and with it every gradient (Micikevicius et al. 2018,
 arXiv:1710.03740, section 3.2). When they overflow, the step is skipped and the factor halved; after
-2,000 good steps it is doubled, as torch.amp.GradScaler does. Every rank sees the same summed
-gradients, so all skip the same steps. Where one rank computes in fp16, all scale, also those whose
-card has bf16: gradients of different scales cannot be summed.
+2,000 good steps it is doubled, as in torch.amp.GradScaler. Every rank sees the same summed
+gradients, so all skip the same steps. If one rank computes in fp16, all ranks scale, even those
+whose card has bf16: gradients of different scales cannot be summed.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-# Both as torch.amp.GradScaler has them.
+# Both as in torch.amp.GradScaler.
 _FIRST_FACTOR = 65536.0
 _GROWTH_STEPS = 2000
-# Minimum factor; gradients that overflow even so come from a run that has diverged.
+# Minimum factor: gradients that overflow even then come from a diverged run.
 _MIN_FACTOR = 2.0**-10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossScale:
-    """The state of the scaling; part of a checkpoint."""
+    """State of the scaling; part of a checkpoint."""
 
     factor: float = 1.0
     good_steps: int = 0
-    """Consecutive steps without overflow since the factor last changed."""
+    """Consecutive steps without overflow since the last change of the factor."""
     num_skipped: int = 0
     """Number of skipped steps in the whole run."""
 
@@ -37,22 +37,22 @@ class LossScale:
         """
         if not math.isfinite(norm):
             return LossScale(factor=self.factor / 2, num_skipped=self.num_skipped + 1)
-        # good_steps begins at 0 again.
+        # good_steps restarts at 0.
         if self.good_steps + 1 == _GROWTH_STEPS:
             return LossScale(factor=self.factor * 2, num_skipped=self.num_skipped)
         return replace(self, good_steps=self.good_steps + 1)
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether the training has diverged rather than overflowed."""
+        """True if training has diverged, not merely overflowed."""
         return self.factor < _MIN_FACTOR
 
 
 def begin_scaling(saved: LossScale) -> LossScale:
-    """Return the state to begin with.
+    """Return the first state.
 
     Args:
-        saved: state in the checkpoint; the default state if nothing was scaled so far.
+        saved: state in the checkpoint; the default state without scaling so far.
 
     >>> begin_scaling(LossScale()).factor, begin_scaling(LossScale(factor=8.0)).factor
     (65536.0, 8.0)

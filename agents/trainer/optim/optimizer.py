@@ -1,9 +1,9 @@
 """The optimizer over the flat parameters, and its state as plain tensors and numbers.
 
-The 8-bit optimizers keep the moments in blocks of 256 values, each with a scale of its own
-(Dettmers et al. 2021, arXiv:2110.02861). bitsandbytes leaves tensors of fewer than 4,096 values in
-32 bits; ours are one tensor of all matrices and one of all vectors, so that affects only the
-smallest adapters, and norms and biases.
+The 8-bit optimizers keep the moments in blocks of 256 values, each with a separate scale (Dettmers
+et al. 2021, arXiv:2110.02861). bitsandbytes leaves tensors of fewer than 4,096 values in 32 bits.
+The flat tensors are one of all matrices and one of all vectors, so that affects only the smallest
+adapters, and norms and biases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agents.trainer.optim.flat_parameters import FlatParameters
 
 _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8
-# Keeps a gradient of zeros from dividing by zero; torch.nn.utils.clip_grad_norm_ adds the same.
+# Avoids a division by zero for zero gradients; torch.nn.utils.clip_grad_norm_ adds the same.
 _NORM_EPSILON = 1e-6
 
 
@@ -31,8 +31,8 @@ def make_optimizer(spec: RunSpec, flat: FlatParameters) -> torch.optim.Optimizer
     """
     groups = flat.groups(spec.weight_decay)
     if spec.optimizer == "adamw":
-        # Neither fused nor foreach: one flat tensor gains from neither, and the plain loop is the
-        # one that results were compared with.
+        # Neither fused nor foreach: one flat tensor gains from neither, and reference results come
+        # from the plain loop.
         return torch.optim.AdamW(
             groups, lr=spec.learning_rate, betas=_BETAS, eps=_EPSILON, foreach=False
         )
@@ -52,15 +52,13 @@ def make_optimizer(spec: RunSpec, flat: FlatParameters) -> torch.optim.Optimizer
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:
-    """Take a step on the current stream.
-
-    bitsandbytes launches its optimizers' kernels on the default stream, whatever the current one
-    is. There they would read gradients before these are written.
-    """
+    """Take a step on the current stream."""
     device = optimizer.param_groups[0]["params"][0].device
     if device.type != "cuda" or isinstance(optimizer, torch.optim.AdamW):
         optimizer.step()
         return
+    # bitsandbytes launches its optimizers' kernels on the default stream, regardless of the current
+    # one. There they would read gradients before these are written.
     current, default = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
     default.wait_stream(current)
     with torch.cuda.stream(default):
@@ -78,27 +76,22 @@ def clip_and_step(
     """Clip the gradients, and take a step.
 
     Args:
-        optimizer: over the parameters.
+        optimizer: optimizer over the parameters.
         flat: the parameters.
-        norm: of the gradients of the whole model, a scalar.
-        max_norm: to which larger gradients are scaled down.
-        learning_rate: of this step.
+        norm: norm of the gradients of the whole model, a scalar.
+        max_norm: larger gradients are scaled down to this norm.
+        learning_rate: learning rate of this step.
     """
-    set_learning_rate(optimizer, learning_rate)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
     flat.gradients.mul_((max_norm / (norm + _NORM_EPSILON)).clamp(max=1.0))
     take_step(optimizer)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-
-
 def export_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the optimizer's tensors and its plain values, both under `INDEX/NAME`.
+    """Return the optimizer's tensors and its plain values, both by `INDEX/NAME`.
 
-    bitsandbytes keeps its quantized state one level deeper: `INDEX/NAME/NAME`.
+    bitsandbytes nests its quantized state one level deeper: `INDEX/NAME/NAME`.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
@@ -122,7 +115,7 @@ def _flatten(
 def import_state(
     optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
 ) -> None:
-    """Restore what `export_state` returned."""
+    """Restore the state of `export_state`."""
     state: dict[Any, Any] = {}
     for key, value in (*tensors.items(), *plain.items()):
         index, *names = key.split("/")
@@ -130,7 +123,7 @@ def import_state(
         for name in names[:-1]:
             place = place.setdefault(name, {})
         place[names[-1]] = value
-    # Hyperparameters are those of the present spec, not of the checkpoint: a resume may not
-    # change them, and the learning rate is set at every step.
+    # Hyperparameters are those of the present spec, not of the checkpoint: a resume may not change
+    # them, and the learning rate is set at every step.
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

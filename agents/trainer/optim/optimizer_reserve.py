@@ -1,9 +1,9 @@
 """GPU memory that the optimizer will need, reserved for it.
 
 The memory of its state, which it allocates at its first step, is held while settings are tried and
-weights are unpacked, so that a pass then runs as it will in the run. If it were only subtracted,
-the allocator would use it as cache, and a setting that fills the card would look faster than it is.
-What a step needs only temporarily is subtracted: the activations are gone by then.
+weights are unpacked, so that passes run as in the run. If it were only subtracted, the allocator
+would use it as cache, and a setting that fills the card would look too fast. Temporary memory of a
+step is subtracted, since the activations are gone by then.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ OPTIMIZER_COPIES = 5
 
 
 class Reserve:
-    """Knows what the optimizer has yet to allocate, and can hold what it will keep.
+    """Knows the optimizer's future allocations, and can hold those that last.
 
     Args:
         kind: name of the optimizer in the spec.
         trained: values of the trained parameters on this rank.
-        optimizer: over these parameters.
-        device: where they are; nothing is reserved on a CPU.
+        optimizer: optimizer over these parameters.
+        device: their device; nothing is reserved on a CPU.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Reserve:
         self._state_bytes = {
             "adamw": 2 * trained_bytes,
             "adamw_8bit": 2 * sum(values.numel() for values in trained),
-            "paged_adamw_8bit": 0,  # it is in unified memory, which the driver pages to the host
+            "paged_adamw_8bit": 0,  # in unified memory, which the driver pages to the host
         }[kind]
         self._optimizer = optimizer
         self._device = device
@@ -51,19 +51,19 @@ class Reserve:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that the optimizer takes at its peak beyond what is allocated or held now."""
+        """Bytes that the optimizer takes at its peak beyond its current and held memory."""
         held_bytes = self._held.nbytes if self._held is not None else 0
         return max(0, self._peak_bytes - self._taken_bytes() - held_bytes)
 
     @property
     def lasting_bytes(self) -> int:
-        """Part of `missing_bytes` that the optimizer will keep between steps."""
+        """Part of `missing_bytes` that the optimizer keeps between steps, in bytes."""
         held_bytes = self._held.nbytes if self._held is not None else 0
         return min(self.missing_bytes, max(0, self._state_bytes - self._taken_bytes() - held_bytes))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the memory of its state inside the block; where it is not free, it stays missing."""
+        """Hold the memory of its state inside the block, if that much is free."""
         size = self.lasting_bytes
         with contextlib.suppress(torch.OutOfMemoryError):
             if size:
@@ -79,4 +79,5 @@ class Reserve:
     def _taken_bytes(self) -> int:
         states, _ = export_state(self._optimizer)
         here = self._device.type
+        # Paged state and counters are on the CPU.
         return sum(state.nbytes for state in states.values() if state.device.type == here)

@@ -1,4 +1,4 @@
-"""The learning rate of a step: a pure function, so that a resume needs no scheduler state."""
+"""Learning rate of a step: a pure function, so that a resume needs no scheduler state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The batch of a step, and the slice of it that one rank computes.
 
-Both are pure functions of the run, the step and the shares, so all ranks cut alike without sending
-anything.
+Both are pure functions of the run, the step and the shares, so all ranks compute the same cut
+without a message.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agents.contract.spec import RunSpec
-from agents.trainer.data.examples import Examples, Part
+from agents.trainer.data.examples import BatchPart, Examples
 from agents.trainer.data.order import choose_rows
 from agents.trainer.parallel.shares import split_batch
 
-# Steps from which the work of a run is estimated.
+# Number of steps from which the work of a run is estimated.
 _SAMPLED_STEPS = 24
-# Examples in memory at once during an evaluation. Among so many, those of like length are found.
+# Number of examples in memory at once in an evaluation: enough to group similar lengths.
 _EVALUATED_AT_ONCE = 1024
 
 
@@ -28,8 +28,8 @@ class Batch:
     row_numbers: list[int]
     num_tokens: int
     weight: int
-    """Divisor of the sums: tokens that count, or pairs; see `objective`."""
-    mine: Part
+    """Divisor of the sums: number of tokens with a loss, or of pairs; see `objective`."""
+    mine: BatchPart
     my_tokens: int
     my_weight: int
 
@@ -37,12 +37,12 @@ class Batch:
 def sample_steps(
     spec: RunSpec, train: Examples, *, first_step: int = 1, rank: int = 0, world_size: int = 1
 ) -> list[list[int]]:
-    """Return the rows of a rank in some steps, with equal shares for all ranks.
+    """Return the rows of one rank in a sample of steps, if all ranks have equal shares.
 
     Args:
-        spec: names seed and size.
+        spec: source of the seed and the batch size.
         train: training data.
-        first_step: number of the first of these steps, from 1.
+        first_step: number of the first step, from 1.
         rank: owner of the rows.
         world_size: number of ranks.
     """
@@ -52,7 +52,7 @@ def sample_steps(
         rows = choose_rows(seed=spec.seed, step=step, batch=size, num_rows=len(train))
         lengths = [int(train.num_tokens[row]) for row in rows]
         mine = split_batch(lengths, (1.0,) * world_size)[rank]
-        steps.append([rows[place] for place in mine])
+        steps.append([rows[index] for index in mine])
     return steps
 
 
@@ -62,9 +62,9 @@ def choose_batch(
     """Return the batch of a step.
 
     Args:
-        spec: names seed and size.
+        spec: source of the seed and the batch size.
         train: training data.
-        step: from 1.
+        step: number of the step, from 1.
         shares: weight of each rank; see `shares`.
         rank: owner of the slice `mine`.
     """
@@ -79,10 +79,11 @@ def choose_batch(
         row_numbers=[row for example in examples for row in example.rows],
         num_tokens=sum(lengths),
         weight=sum(weights),
-        mine=Part(
+        mine=BatchPart(
             examples=[examples[place] for place in mine],
             places=[chosen[place] for place in mine],
-            # Number of the example in the whole run: dropout is a hash of it, whoever computes.
+            # Dropout hashes the example's number in the whole run, so masks do not depend on the
+            # rank.
             positions=[(step - 1) * size + place for place in mine],
         ),
         my_tokens=sum(lengths[place] for place in mine),
@@ -92,22 +93,21 @@ def choose_batch(
 
 def list_evaluated(
     examples: Examples, first_place: int, *, shares: Sequence[float], rank: int
-) -> Iterator[Part]:
-    """Yield what a rank evaluates, some examples at a time.
+) -> Iterator[BatchPart]:
+    """Yield the examples that a rank evaluates, some at a time.
 
-    They are divided by the shares of training: a rank that is slow there is slow here, and the
-    others wait.
+    The shares of training divide them, since a slow rank would let the others wait here, too.
 
     Args:
         examples: evaluation data.
-        first_place: index of the first one for the objective (see `Part.places`).
+        first_place: index of the first example for the objective (see `BatchPart.places`).
         shares: weight of each rank; see `shares`.
         rank: owner of the parts.
     """
     mine = split_batch(examples.num_tokens.tolist(), shares)[rank]
     for start in range(mine.start, mine.stop, _EVALUATED_AT_ONCE):
         places = range(start, min(start + _EVALUATED_AT_ONCE, mine.stop))
-        yield Part(
+        yield BatchPart(
             examples=[examples[place] for place in places],
             places=[first_place + place for place in places],
             positions=places,

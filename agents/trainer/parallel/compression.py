@@ -1,10 +1,10 @@
-"""Send gradients in fewer bytes over slow links; lossy, so never the default.
+"""Lossy compression of gradients for slow links; never the default.
 
-What compression loses in a step is kept on its rank and added to the gradients of the next step
-(error feedback: Karimireddy et al. 2019, arXiv:1901.09847), in units of the batch's mean. Only the
-sum over the ranks matters for later steps, so at a checkpoint it is summed exactly and every rank
-continues with an equal part: then it is the same everywhere, and one rank can save it for all. A
-resumed run is the uninterrupted one to the bit as long as both save at the same steps.
+The error of a step stays on its rank and is added to the gradients of the next step (error
+feedback: Karimireddy et al. 2019, arXiv:1901.09847), in units of the batch's mean. Later steps
+depend only on the sum over the ranks. A checkpoint therefore sums the errors exactly and gives
+every rank an equal part, so one rank can save it for all. A resumed run is bit-equal to an
+uninterrupted one if both save at the same steps.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from agents.trainer.rank.group import Group
 
 # Rank of PowerSGD's approximation: Vogels et al. 2019 (arXiv:1905.13727) need 1 to 4.
 _RANK = 4
-# Minimum ratio of shrinking; other matrices are sent as they are (torch: `min_compression_rate`).
+# Minimum compression ratio; other matrices are sent uncompressed (torch: `min_compression_rate`).
 _MIN_SAVING = 2
-# Keeps a column of zeros from dividing by zero.
+# Avoids a division by zero for a column of zeros.
 _EPSILON = 1e-8
-# Names of tensors in checkpoints.
+# Names of tensors in checkpoints; saved runs depend on them.
 _ERROR, _RANKS = "kept", "num_ranks"
 
 
@@ -35,10 +35,10 @@ def make_transport(
     """Return the transport that a spec names.
 
     Args:
-        kind: as the spec has it.
+        kind: value of `compression` in the spec.
         flat: parameters whose gradients are sent.
         group: all ranks.
-        seed: start of PowerSGD's approximation.
+        seed: seed of PowerSGD's first factors.
     """
     if kind == "bf16":
         return Bf16Transport(flat, group)
@@ -48,7 +48,7 @@ def make_transport(
 
 
 class CarriedError:
-    """What compression has lost so far on this rank, a value for each gradient; zero at first."""
+    """Accumulated compression error of this rank, one value per gradient; zero at first."""
 
     def __init__(self, flat: FlatParameters, group: Group) -> None:
         self._group = group
@@ -56,25 +56,28 @@ class CarriedError:
         self._parts = [self._whole[bucket.start : bucket.stop] for bucket in flat.buckets]
 
     def add_to(self, index: int, gradients: Tensor, divisor: float) -> Tensor:
-        """Add the error of a bucket to its gradients; return the buffer for its new error."""
+        """Add the error of a bucket to its gradients; return the buffer for the new error."""
         gradients.add_(self._parts[index], alpha=divisor)
         return self._parts[index]
 
     def exchange_carried(self) -> dict[str, Tensor]:
-        """Give every rank an equal part of the sum; return that part, and the number of parts."""
+        """Give every rank an equal part of the summed error; return that part and the number of
+        parts.
+        """
         self._group.sum(self._whole)
         self._whole.div_(self._group.world_size)
         return {_ERROR: self._whole, _RANKS: torch.tensor(float(self._group.world_size))}
 
     def load(self, carried: dict[str, Tensor]) -> None:
-        """Take an equal part of what `exchange_carried` returned, for any number of ranks."""
+        """Restore this rank's part from `exchange_carried`, for any number of ranks."""
         if _ERROR in carried:
             self._whole.copy_(carried[_ERROR])
+            # The saved part was 1/N of the sum for the N ranks of that time.
             self._whole.mul_(carried[_RANKS].item() / self._group.world_size)
 
 
 class Bf16Transport:
-    """Sends half the bytes: gradients rounded to bf16, and summed in it."""
+    """Sends half the bytes: gradients are rounded to bf16 and summed in bf16."""
 
     overlaps = True
     is_lossy = True
@@ -84,7 +87,7 @@ class Bf16Transport:
         self._error = CarriedError(flat, group)
 
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
-        """Begin to sum; see `GradientTransport`."""
+        """Start the sum; see `GradientTransport`."""
         error = self._error.add_to(index, gradients, divisor)
         sent = gradients.to(torch.bfloat16)
         _keep(error, gradients - sent, divisor)
@@ -101,7 +104,7 @@ class Bf16Transport:
         return self._error.exchange_carried()
 
     def load(self, carried: dict[str, Tensor]) -> None:
-        """Continue with a saved error; see `GradientTransport`."""
+        """Restore a saved error; see `GradientTransport`."""
         self._error.load(carried)
 
 
@@ -115,18 +118,17 @@ class _Matrix:
     rows: int
     columns: int
     right: Tensor
-    """Right factor (columns, rank) that the last step ended with, the start of the next one."""
+    """Right factor (columns, rank) of the last step, where the next power iteration starts."""
 
 
 class PowerSgdTransport:
     """Sends matrices as products of rank 4, one power iteration per step (Vogels et al. 2019).
 
-    Unlike torch's hook it sums instead of averaging, and compresses from the first step on. Every
-    round is linear in the gradients, so the result does not depend on how they are spread over the
-    ranks, but for rounding.
+    Unlike torch's hook it sums instead of averaging, and compresses from the first step on. Each
+    round is linear in the gradients, so the division over ranks changes only the rounding.
     """
 
-    overlaps = False  # two rounds, of which the second needs the first one's sum
+    overlaps = False  # the second round needs the sum of the first one
     is_lossy = True
 
     def __init__(self, flat: FlatParameters, group: Group, seed: int) -> None:
@@ -134,7 +136,7 @@ class PowerSgdTransport:
         self._error = CarriedError(flat, group)
         generator = torch.Generator().manual_seed(seed)
         self._matrices: list[list[_Matrix]] = []
-        # Parts of each bucket that are sent as they are: vectors and small matrices.
+        # Parts of each bucket that are sent uncompressed: vectors and small matrices.
         self._rest: list[list[slice]] = []
         for bucket in flat.buckets:
             self._matrices.append([])
@@ -149,13 +151,14 @@ class PowerSgdTransport:
                 if _MIN_SAVING * _RANK * (rows + columns) > view.numel():
                     self._rest[-1].append(cut)
                     continue
+                # Drawn on the CPU: all ranks need the same factor, even with different GPUs.
                 right = torch.randn(columns, _RANK, generator=generator).to(view)
                 self._matrices[-1].append(
                     _Matrix(name=name, cut=cut, rows=rows, columns=columns, right=right)
                 )
 
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
-        """Begin the first round; the returned function does the second one."""
+        """Start the first round; the returned function does the second one."""
         error = self._error.add_to(index, gradients, divisor)
         mine = gradients.clone()
         matrices, rest = self._matrices[index], self._rest[index]
@@ -170,7 +173,7 @@ class PowerSgdTransport:
             for left, matrix in zip(sums, matrices, strict=True):
                 _orthogonalize(left)
                 torch.mm(mine[matrix.cut].view(matrix.rows, -1).T, left, out=matrix.right)
-                # What this rank's part of the product leaves out.
+                # Subtract this rank's part of the product: the remainder is its error.
                 mine[matrix.cut].view(matrix.rows, -1).sub_(left @ matrix.right.T)
             rights = [matrix.right for matrix in matrices]
             second = _pack(rights, mine)
@@ -186,27 +189,28 @@ class PowerSgdTransport:
         return finish
 
     def exchange_carried(self) -> dict[str, Tensor]:
-        """Spread the error over the ranks, and add the factors; see `GradientTransport`."""
+        """Spread the error over the ranks and add the factors; see `GradientTransport`."""
         return self._error.exchange_carried() | self._rights()
 
     def load(self, carried: dict[str, Tensor]) -> None:
-        """Continue with a saved error and its factors; see `GradientTransport`."""
+        """Restore a saved error and its factors; see `GradientTransport`."""
         self._error.load(carried)
         for name, right in self._rights().items():
             if name in carried:
                 right.copy_(carried[name])
 
     def _rights(self) -> dict[str, Tensor]:
-        return {f"right/{m.name}": m.right for some in self._matrices for m in some}
+        return {f"right/{m.name}": m.right for bucket in self._matrices for m in bucket}
 
 
 def _keep(error: Tensor, lost: Tensor, divisor: float) -> None:
     torch.div(lost, divisor, out=error)
-    # A step that overflowed in fp16 is skipped; its infinities must not reach the next one.
+    # A step that overflows in fp16 is skipped; its infinities must not reach the next one.
     error.nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _pack(tensors: list[Tensor], like: Tensor) -> Tensor:
+    # An empty tensor first: `torch.cat` refuses an empty list.
     return torch.cat([like.new_zeros(0), *(tensor.reshape(-1) for tensor in tensors)])
 
 

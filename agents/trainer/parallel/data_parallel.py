@@ -1,7 +1,7 @@
 """Data parallel: every rank holds all trained parameters and computes a slice of each batch.
 
-Shares may be uneven and may follow the measured speeds; the gradient stays that of the batch's mean
-(see `loop`). One rank alone is the same with nothing to send.
+Shares may be uneven and may follow the measured speeds; the gradient is always that of the batch's
+mean (see `loop`). A single rank uses the same code and sends nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from agents.trainer.rank.context import RankContext
 
 
 class DataParallel:
-    """Every rank holds everything; a `Strategy`, which documents the methods in full."""
+    """Strategy in which every rank holds everything; `Strategy` documents the methods."""
 
     # Set by `place`:
     _flat: FlatParameters
     _optimizer: torch.optim.Optimizer
     _transport: GradientTransport
-    # Set by `start`. Not earlier: the reducer hooks every parameter, and a device is tuned and
-    # warmed up without hooks.
+    # Set by `start`, not earlier: the reducer hooks every parameter, but tuning and warm-up must
+    # run without hooks.
     _executor: Executor
     _examples: Examples
     _balancer: Balancer
@@ -70,12 +70,12 @@ class DataParallel:
 
     @property
     def layers(self) -> tuple[tuple[int, int], ...]:
-        """Nothing: every rank has all layers."""
+        """Empty: every rank has all layers."""
         return ()
 
     @property
     def work_share(self) -> float:
-        """Part of a token's work that this rank does: all of it."""
+        """Fraction of a token's work that this rank does: 1."""
         return 1.0
 
     @property
@@ -84,13 +84,14 @@ class DataParallel:
         return {name: tuple(view.shape) for name, view in self._flat.views.items()}
 
     def divide(self, model: TrainedModel) -> TrainedModel:
-        """Return the model as it is: every rank holds all layers."""
+        """Return the model unchanged: every rank holds all layers."""
         return model
 
     def place(self, model: TrainedModel, layout: Layout) -> FlatParameters:
         """Put all trained parameters into one buffer; see `Strategy`."""
         self._flat = FlatParameters(model.named_parameters(), self._device, layout=layout)
         self._optimizer = make_optimizer(self._spec, self._flat)
+        # A single rank sends nothing, so it loses nothing.
         kind = self._spec.compression if self._group.world_size > 1 else "none"
         self._transport = make_transport(kind, self._flat, self._group, self._spec.seed)
         return self._flat
@@ -99,11 +100,11 @@ class DataParallel:
         """Do nothing: all ranks hold the same."""
 
     def copy_first_values(self) -> None:
-        """Let all ranks begin with the values of rank 0."""
+        """Copy the values of rank 0 to all ranks."""
         self._group.copy_from_first(self._flat.values)
 
     def make_reserve(self) -> Reserve:
-        """Return the memory that the optimizer over all parameters needs."""
+        """Return the memory that the optimizer needs for all parameters."""
         return Reserve(self._spec.optimizer, [self._flat.values], self._optimizer, self._device)
 
     def start(
@@ -114,7 +115,7 @@ class DataParallel:
         shares: Sequence[float] | None,
         tokens_per_s: Sequence[float],
     ) -> None:
-        """Choose shares, and hook the parameters; see `Strategy`."""
+        """Choose shares and hook the parameters; see `Strategy`."""
         spec = self._spec
         chosen = spec.shares or shares or choose_first_shares(tokens_per_s)
         self._executor = executor
@@ -123,15 +124,15 @@ class DataParallel:
         self._reducer = Reducer(self._flat, self._transport, world_size=self._group.world_size)
 
     def choose_batch(self, step: int) -> Batch:
-        """Return the batch of a step, cut by the shares."""
+        """Return the batch of a step, divided by the shares."""
         return choose_batch(
             self._spec, self._examples, step, shares=self.shares, rank=self._group.rank
         )
 
     def add_gradients(self, batch: Batch, loss_scale: float | None) -> None:
-        """Compute this rank's gradients; the last pass begins to send them."""
+        """Compute this rank's gradients; the last pass starts to send them."""
         if loss_scale is not None:
-            # Scaled as the mean: the sum over a large batch would overflow fp16 at once.
+            # Scaled as the mean: the gradients of a sum over a large batch would overflow fp16.
             self._executor.scale_gradients(loss_scale / batch.weight)
         self._reducer.divisor = batch.weight if loss_scale is None else loss_scale
         self._executor.add_gradients(batch.mine, self._reducer)
@@ -155,11 +156,11 @@ class DataParallel:
         clip_and_step(self._optimizer, self._flat, norm, most, learning_rate)
 
     def learn(self, seconds: Sequence[float], tokens: Sequence[float]) -> None:
-        """Let the shares follow the speeds; see `Balancer`."""
+        """Adapt the shares to the speeds; see `Balancer`."""
         self._balancer.learn(seconds, tokens)
 
     def evaluate(self, examples: Examples, first_place: int) -> Tensor:
-        """Return the sums over all examples, each rank doing its share."""
+        """Return the sums over all examples; each rank evaluates its share."""
         sums = torch.zeros_like(self._executor.sums)
         rank = self._group.rank
         for part in list_evaluated(examples, first_place, shares=self.shares, rank=rank):
@@ -169,10 +170,10 @@ class DataParallel:
         return sums
 
     def equalize(self, flag: bool) -> int:
-        """See `Strategy`. GPUs of different kinds may round the last bit of a norm differently.
+        """See `Strategy`. Copies the state of rank 0 where the digests of ranks differ.
 
-        Such differences would grow from step to step. Where the digests differ, all ranks take the
-        state of rank 0, which is the one that a resume starts from anyway.
+        GPUs of different kinds may round the last bit of a norm differently, and such differences
+        grow from step to step. A resume starts from the state of rank 0 anyway.
         """
         self._carried = self._transport.exchange_carried()
         world_size = self._group.world_size
@@ -181,7 +182,8 @@ class DataParallel:
         optimizer, _ = export_state(self._optimizer)
         tensors = [self._flat.values, *_on_device(optimizer), *_on_device(self._carried)]
         halves_2 = digest(tensors)
-        # A place for every rank's two halves and one for the flags: one sum hands all to all.
+        # One slot per rank for the two halves of its digest, plus one for the flags: a single sum
+        # distributes all of them.
         shared = torch.zeros(2 * world_size + 1, dtype=torch.float64, device=halves_2.device)
         shared[2 * self._group.rank : 2 * self._group.rank + 2] = halves_2
         shared[-1] = float(flag)
@@ -195,12 +197,12 @@ class DataParallel:
         return int(num_flags)
 
     def regroup(self, kept: Sequence[int]) -> None:
-        """Go on with the ranks that are left; see `Strategy`."""
+        """Continue with the remaining ranks; see `Strategy`."""
         self._reducer.abandon()
         self._balancer.keep(kept)
 
     def find_gap(self) -> str:
-        """Return what other ranks hold alone: a part of the error of lossy compression."""
+        """Return the state that only other ranks hold: their part of the compression error."""
         if not self._transport.is_lossy:
             return ""
         return f"with compression: {self._spec.compression}, each rank carries a part of the state"
@@ -219,18 +221,18 @@ class DataParallel:
         plain: dict[str, Any],
         carried: dict[str, Tensor],
     ) -> None:
-        """Continue with a saved state; any rank's is that of all."""
+        """Restore a saved state, which is the same for every rank."""
         for name, value in values:
             self._flat.views[name].copy_(value)
         import_state(self._optimizer, optimizer, plain)
         if carried and not self._transport.is_lossy:
-            # One rank continues a run of several: it compresses on, so that the numbers stay
-            # those of all of them, although it sends nothing.
+            # One rank resumes a run of several. It keeps compressing although it sends nothing, so
+            # that the numbers stay those of the whole group.
             spec = self._spec
             self._transport = make_transport(spec.compression, self._flat, self._group, spec.seed)
         self._transport.load(carried)
 
 
 def _on_device(tensors: dict[str, Tensor]) -> list[Tensor]:
-    """Return the tensors that lie where the parameters do; scalars are counters on the CPU."""
+    """Return the tensors on the parameters' device; scalars are counters on the CPU."""
     return [tensors[name] for name in sorted(tensors) if tensors[name].dim()]

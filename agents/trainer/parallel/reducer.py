@@ -1,12 +1,12 @@
-"""Sum the gradients of all ranks, bucket by bucket, while the last backward pass still runs.
+"""Sum the gradients of all ranks, bucket by bucket, during the last backward pass.
 
-A bucket is sent as soon as its last gradient is final in the last micro-batch; every rank sends the
-buckets in the same order, so a rank that has no work, or that finishes them in another order, only
-sends them later. The sums are the same whether a rank was early or late: which values meet in one
-collective is fixed by the layout, never by time.
+A bucket is sent when its last gradient is final in the last micro-batch. Every rank sends the
+buckets in the same order; a rank without work, or with another order of completion, only sends them
+later. The layout alone fixes which values are summed in one collective, so timing does not change
+the sums.
 
-When memory runs out after some buckets were sent, the other ranks already count on them. Those sums
-are saved, the rest is computed again and sent, and at the end the saved sums are restored.
+If memory runs out after some buckets were sent, the other ranks already rely on them. Their sums
+are saved, the rest is computed again and sent, and the saved sums are restored at the end.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ Finish = Callable[[], None]
 
 
 class GradientTransport(Protocol):
-    """How the gradients of one bucket become their sum over all ranks."""
+    """Sums the gradients of one bucket over all ranks."""
 
     overlaps: bool
-    """Whether `start` may be called while other gradients are still computed."""
+    """True if `start` may be called while other gradients are still computed."""
     is_lossy: bool
-    """Whether the sums are not exact; a single rank then has to lose what several would."""
+    """True if the sums are inexact; a single rank then has to lose what several would."""
 
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
-        """Begin to sum in place; the returned function waits for the sum.
+        """Start the sum in place; the returned function waits for it.
 
         Args:
             index: number of the bucket.
-            gradients: those of this rank, flat; not to be touched before the wait has returned.
-            divisor: number that the sum will be divided by. What is carried to other steps is kept
-                in units of the quotient, since the divisor differs from step to step.
+            gradients: gradients of this rank, flat; not to be touched before the wait returns.
+            divisor: later divisor of the sum. Carried errors are kept in units of the quotient,
+                since the divisor differs from step to step.
         """
         ...
 
     def exchange_carried(self) -> dict[str, Tensor]:
-        """Spread evenly over the ranks what is carried to later steps, and return it.
+        """Spread the state for later steps evenly over the ranks, and return it.
 
         All ranks call this together and get the same, so one of them can save it for all. The
-        tensors still belong to the transport, and stay as they are until the next step.
+        tensors belong to the transport and do not change until the next step.
 
         Raises:
-            PeerLost: another rank has gone.
+            PeerLost: another rank is gone.
         """
         ...
 
     def load(self, carried: dict[str, Tensor]) -> None:
-        """Continue with what `exchange_carried` returned, on any number of ranks."""
+        """Restore the state that `exchange_carried` returned, on any number of ranks."""
         ...
 
 
 class ExactTransport:
-    """Sends the gradients as they are."""
+    """Sends the gradients unchanged."""
 
     overlaps = True
     is_lossy = False
@@ -68,15 +68,15 @@ class ExactTransport:
         self._group = group
 
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
-        """Begin to sum in place."""
+        """Start the sum in place."""
         return self._group.start_sum(gradients)
 
     def exchange_carried(self) -> dict[str, Tensor]:
-        """Return nothing: no step leaves a rest."""
+        """Return nothing: no step leaves an error."""
         return {}
 
     def load(self, carried: dict[str, Tensor]) -> None:
-        """Do nothing: there is no rest."""
+        """Do nothing: no error is carried."""
 
 
 class Reducer:
@@ -92,23 +92,25 @@ class Reducer:
         # Number of gradients of each bucket that are not final yet.
         self._missing: list[int] = []
         self._in_flight: list[Finish] = []
-        # Sums of the first buckets, on the CPU while the rest is computed again.
+        # Sums of the first buckets, on the CPU while the others are computed again.
         self._saved: list[Tensor] = []
         self.divisor = 1.0
-        """Number that the sums of this step will be divided by."""
-        # With one rank no hook is registered: nothing would be sent, and each costs time.
+        """Divisor of the sums of this step."""
+        # A single rank registers no hooks: it would send nothing, and each hook costs time.
         for index, bucket in enumerate(flat.buckets if self._shared else ()):
             for name in bucket.names:
                 hook = partial(self._count_down, index)
                 flat.parameters[name].register_post_accumulate_grad_hook(hook)
 
     def begin(self) -> None:
-        """Prepare for an attempt at the gradients of a step: the first one, or a repeat.
+        """Prepare to compute the gradients of a step, for the first time or again.
 
-        What an earlier attempt has sent is waited for and saved; its place in the buffer is free.
+        Sums that an earlier attempt started are finished and saved, which frees their part of the
+        buffer.
         """
         self._armed = False
-        # The other ranks wait for these sums, so they are finished, though not needed now.
+        # The other ranks wait for these collectives, so they are finished even though they come too
+        # early.
         for finish in self._in_flight:
             finish()
             self._saved.append(self._part(len(self._saved)).to("cpu", copy=True))
@@ -116,15 +118,15 @@ class Reducer:
         self._missing = [len(bucket.names) for bucket in self._flat.buckets]
 
     def arm(self) -> bool:
-        """Announce that the next backward pass is the last one; return whether it reports."""
+        """Announce that the next backward pass is the last; return whether it overlaps sends."""
         self._armed = self._shared and self._transport.overlaps
         return self._armed
 
     def finish(self) -> None:
-        """Send what is not sent yet, and wait until the flat buffer holds the sums.
+        """Send the remaining buckets and wait until the flat buffer holds the sums.
 
         Raises:
-            PeerLost: another rank has gone.
+            PeerLost: another rank is gone.
         """
         self._armed = False
         if not self._shared:
@@ -138,7 +140,7 @@ class Reducer:
         self._in_flight, self._saved = [], []
 
     def abandon(self) -> None:
-        """Forget the step whose sums another rank's loss has ended, once they write no more."""
+        """Drop the step that the loss of a rank has ended, once its sums no longer write."""
         self._armed = False
         self._in_flight, self._saved = [], []
 
@@ -151,11 +153,11 @@ class Reducer:
         return self._flat.gradients[bucket.start : bucket.stop]
 
     def _count_down(self, index: int, _: Tensor) -> None:
-        """Count a gradient of a bucket as final; send the buckets that are complete, in order."""
+        """Count a gradient of a bucket as final; send complete buckets in order."""
         if not self._armed:
             return
-        # Strictly in the order of the layout: NCCL and Gloo match collectives by their order, and
-        # another rank may finish its buckets in another one.
+        # Strictly in the order of the layout: NCCL and Gloo match collectives by call order, and
+        # another rank may complete its buckets in a different order.
         self._missing[index] -= 1
         while self._num_sent < len(self._missing) and self._missing[self._num_sent] == 0:
             self._send()

@@ -1,4 +1,4 @@
-"""Which strategy a run file names: one row for each `parallel` that this version trains."""
+"""Strategies by name: one row per value of `parallel` that this version trains."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.parallel.streamed import Streamed
 from agents.trainer.rank.context import RankContext
 
-# One GPU is data parallel with one rank. The plan decides what `auto` means before the launch;
-# where it has not, as under torchrun by hand, every rank holds the whole model.
+# One GPU is data parallel with one rank. The plan resolves `auto` before the launch; without a
+# plan, as under a manual torchrun, every rank holds the whole model.
 STRATEGIES: dict[str, Callable[[RunSpec, RankContext], Strategy]] = {
     "auto": DataParallel,
     "single": DataParallel,
@@ -23,5 +23,5 @@ STRATEGIES: dict[str, Callable[[RunSpec, RankContext], Strategy]] = {
 
 
 def make_strategy(spec: RunSpec, context: RankContext) -> Strategy:
-    """Return the strategy that the plan chose, else the one that the spec names, for this rank."""
+    """Return this rank's strategy: the one that the plan chose, else the one in the spec."""
     return STRATEGIES[context.attempt.intent.parallel](spec, context)

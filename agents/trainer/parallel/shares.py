@@ -1,8 +1,8 @@
-"""Division of a batch over the ranks: contiguous slices whose tokens follow their shares.
+"""Division of a batch over the ranks: contiguous slices whose tokens follow the shares.
 
 A share is a weight; only its ratio to the others counts. Work is measured in tokens and cut between
-sequences, so a slice misses its budget by half a sequence at most, and a rank with a small share
-may get none. The gradient does not depend on the cut (see `loop`), only the time does.
+sequences, so a slice misses its budget by at most half a sequence, and a rank with a small share
+may get an empty slice. The cut changes the time, not the gradient (see `loop`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def split_batch(num_tokens: Sequence[int], shares: Sequence[float]) -> list[rang
     scale = ends[-1] / sum(shares)
     cuts = [0]
     for weight in list(accumulate(shares))[:-1]:
-        # A long sequence may swallow the budget of several ranks: cuts never go back.
+        # A long sequence may exceed the budgets of several ranks: cuts never move back.
         cuts.append(max(cuts[-1], _nearest(ends, weight * scale)))
     cuts.append(len(num_tokens))
     return [range(start, stop) for start, stop in pairwise(cuts)]
@@ -45,11 +45,11 @@ def _nearest(ends: Sequence[int], tokens: float) -> int:
 
 
 def shares_from_speeds(tokens_per_s: Sequence[float]) -> tuple[float, ...]:
-    """Return the shares that let every rank finish at the same time.
+    """Return the shares with which all ranks finish at the same time.
 
     >>> shares_from_speeds([100.0, 50.0, 50.0])
     (0.5, 0.25, 0.25)
     """
-    # Never 0: a rank without work would not be timed again, and would stay without.
+    # Never 0: a rank without work would never be timed again and would never get any.
     total = sum(tokens_per_s)
     return tuple(max(round(speed / total, _DIGITS), 10**-_DIGITS) for speed in tokens_per_s)

@@ -1,12 +1,12 @@
-"""The seam between the trainer and the ways to divide a run over its ranks.
+"""The seam between the trainer and the strategies that divide a run over its ranks.
 
 The trainer knows what a step is; a strategy knows which rank holds which parameters and computes
 which part of a batch. A run calls it in this order: `choose_layers` before weights are read,
 `divide` and `place` once the model is loaded, `join` once all ranks have loaded, `import_state` on
 a resume, `start` when the device is tuned, then for each step `choose_batch`, `add_gradients`,
 `reduce`, `average_gradients`, `step_optimizer`, `learn`. A checkpoint is `equalize`, then
-`export_state`. Every method is called by all ranks at the same point, since most of them hold
-collectives; a strategy may therefore rely on their order, and must not vary it by anything that
+`export_state`. All ranks call every method at the same point, since most methods contain
+collectives. A strategy may therefore rely on their order, and must not vary it by anything that
 only one rank knows.
 """
 
@@ -32,16 +32,16 @@ class TrainedValues(Protocol):
 
     @property
     def values(self) -> Tensor:
-        """Values of all of them, flat."""
+        """Values of all parameters, flat."""
 
     @property
     def views(self) -> Mapping[str, Tensor]:
-        """Part of `values` for each parameter by name, in its own shape and in that order."""
+        """Part of `values` of each parameter, by name, in its own shape and in that order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedState:
-    """All that training has changed, still in use by the next step."""
+    """Everything that training has changed; the next step overwrites it."""
 
     parameters: TrainedValues
     optimizer: dict[str, Tensor]
@@ -49,11 +49,11 @@ class TrainedState:
     plain: dict[str, Any]
     """Values of the optimizer's state that are not tensors."""
     carried: dict[str, Tensor]
-    """What lossy compression has left over for later steps; empty without it."""
+    """Error of lossy compression for later steps; empty without compression."""
 
 
 class Strategy(Protocol):
-    """One way to divide a model and its batches over the ranks."""
+    """Division of a model and its batches over the ranks."""
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -63,36 +63,36 @@ class Strategy(Protocol):
         """Divide the next batches by these weights, as a verified resume does."""
 
     def choose_layers(self, outline: ModelOutline) -> LayerHoldings:
-        """Return which frozen weights this rank holds, and where, before they are read.
+        """Return the frozen weights that this rank holds, and where, before they are read.
 
         Raises:
-            ExpectedError: the model cannot be divided in this way.
+            ExpectedError: this strategy cannot divide the model.
         """
 
     @property
     def layers(self) -> tuple[tuple[int, int], ...]:
-        """First layer of each rank and the one after its last; empty: every rank has all layers."""
+        """First layer of each rank and the one after its last; empty: all ranks have all layers."""
 
     @property
     def work_share(self) -> float:
-        """Part of the work of a token that this rank does, 0 to 1; all of it: 1."""
+        """Fraction of a token's work that this rank does, above 0 to 1."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of every trained parameter of the run, by name; this rank may hold some only."""
+        """Shape of every trained parameter of the run, by name; this rank may hold only some."""
 
     def divide(self, model: TrainedModel) -> TrainedModel:
         """Return the model as this rank computes it.
 
         Raises:
-            ExpectedError: this model cannot be divided so.
+            ExpectedError: this strategy cannot divide the model.
         """
 
     def place(self, model: TrainedModel, layout: Layout) -> TrainedParameters:
-        """Take over the trained parameters of this rank, and make their optimizer.
+        """Take over the trained parameters of this rank and create their optimizer.
 
         Args:
-            model: loaded, on the device.
+            model: loaded model on the device.
             layout: order of the parameters in the state, which a checkpoint prescribes.
 
         Raises:
@@ -100,20 +100,22 @@ class Strategy(Protocol):
         """
 
     def join(self) -> None:
-        """Learn what the other ranks hold; all of them have loaded.
+        """Exchange what the ranks hold; all of them have loaded.
 
         Raises:
-            PeerLost: another rank has gone.
+            PeerLost: another rank is gone.
         """
 
     def copy_first_values(self) -> None:
-        """Let ranks that hold the same parameters begin with the same values.
+        """Give equal values to all ranks that hold the same parameters.
 
-        Needed where these depend on the processor that computed them.
+        Needed where initial values depend on the processor that computed them.
         """
 
     def make_reserve(self) -> Reserve:
-        """Return what the optimizer will need of the device beside what it has allocated."""
+        """Return the device memory that the optimizer will need in addition to what it has
+        allocated.
+        """
 
     def start(
         self,
@@ -123,89 +125,89 @@ class Strategy(Protocol):
         shares: Sequence[float] | None,
         tokens_per_s: Sequence[float],
     ) -> None:
-        """Begin to train with this executor.
+        """Start to train with this executor.
 
         Args:
-            executor: over the parameters that `place` returned.
+            executor: executor of the parameters that `place` returned.
             examples: training data, the same on all ranks.
-            shares: those of the checkpoint when the same devices continue; None: choose.
+            shares: shares of the checkpoint if the same devices resume; None chooses new ones.
             tokens_per_s: measured speed of each rank alone.
         """
 
     def choose_batch(self, step: int) -> Batch:
-        """Return the batch of a step (from 1), divided alike on every rank."""
+        """Return the batch of a step (from 1), divided identically on every rank."""
 
     def add_gradients(self, batch: Batch, loss_scale: float | None) -> None:
         """Compute this rank's part of the summed gradients, from zero.
 
         Args:
-            batch: as `choose_batch` returned it.
-            loss_scale: factor on the gradients of the batch's mean loss (fp16); None: unscaled.
+            batch: result of `choose_batch`.
+            loss_scale: factor on the gradients of the batch's mean loss (fp16); None if unscaled.
 
         Raises:
-            ExpectedError: a single example does not fit the memory.
+            ExpectedError: a single example does not fit into memory.
         """
 
     def take_waited_s(self) -> float:
-        """Return for how long this rank waited for others while it computed, in seconds.
+        """Return the time that this rank waited for others while it computed, in seconds.
 
-        Counts since the last call; on a GPU it waits for its passes.
+        Counts since the last call; on a GPU this blocks until its passes are done.
         """
 
     def reduce(self) -> None:
         """Wait until the gradients are summed over the ranks.
 
         Raises:
-            PeerLost: another rank has gone.
+            PeerLost: another rank is gone.
         """
 
     def average_gradients(self) -> Tensor:
-        """Turn the sums into the gradients of the batch's mean; return their norm, a scalar."""
+        """Turn the sums into gradients of the batch's mean; return their norm, a scalar."""
 
     def step_optimizer(self, norm: Tensor, learning_rate: float) -> None:
-        """Clip the gradients of this norm, and take one optimizer step.
+        """Clip the gradients by their norm and take one optimizer step.
 
-        Separate from `average_gradients`, since in fp16 the norm decides whether to step at all.
+        Separate from `average_gradients`, since in fp16 the norm decides whether to step.
         """
 
     def learn(self, seconds: Sequence[float], tokens: Sequence[float]) -> None:
-        """Adapt the shares to what each rank needed for its part of the step before."""
+        """Adapt the shares to the time of each rank for its part of the step before."""
 
     def evaluate(self, examples: Examples, first_place: int) -> Tensor:
         """Return the objective's sums over all examples, the same on all ranks.
 
         Args:
             examples: evaluation data.
-            first_place: index of the first one for the objective (see `Part.places`).
+            first_place: index of the first example for the objective (see `BatchPart.places`).
 
         Raises:
-            PeerLost: another rank has gone.
+            PeerLost: another rank is gone.
         """
 
     def equalize(self, flag: bool) -> int:
-        """Make the trained state of all ranks equal to the last bit, before it is saved.
+        """Make the trained state of all ranks bit-equal before it is saved.
 
         Returns:
             The number of ranks whose `flag` was set; it travels with the same all-reduce.
 
         Raises:
-            PeerLost: another rank has gone.
+            PeerLost: another rank is gone.
         """
 
     def regroup(self, kept: Sequence[int]) -> None:
-        """Go on with some of the ranks, after the others were lost in the middle of a step.
+        """Continue with some ranks after the others were lost in the middle of a step.
 
-        The group has only them by now; the step that was begun is done again from its batch.
+        The group has already shrunk to them; the interrupted step starts again from its batch.
 
         Args:
-            kept: positions that they had in the group before, in order.
+            kept: their former positions in the group, in order.
         """
 
     def find_gap(self) -> str:
-        """Return why this rank alone does not hold the trained state; empty: it does."""
+        """Return why this rank alone does not hold the trained state; empty if it does."""
 
     def export_state(self) -> TrainedState:
-        """Return the trained state; what is carried is that of the last `equalize`."""
+        """Return the trained state; its carried error is that of the last `equalize`."""
 
     def import_state(
         self,
@@ -214,4 +216,4 @@ class Strategy(Protocol):
         plain: dict[str, Any],
         carried: dict[str, Tensor],
     ) -> None:
-        """Continue with a saved state: see `TrainedState`, with the parameters by name."""
+        """Restore a saved state: see `TrainedState`, with the parameters by name."""

@@ -1,7 +1,7 @@
 """Data parallel with frozen layers that are streamed to the device while it computes.
 
-Only the place of the frozen weights differs: gradients, shares and checkpoints are those of
-`DataParallel`, so that a run can go on either way, and ranks that hold all layers take part in it.
+Only the location of the frozen weights differs: gradients, shares and checkpoints are those of
+`DataParallel`. So a run can resume in either mode, and ranks that hold all layers can take part.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from agents.trainer.parallel.data_parallel import DataParallel
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.device import read_most_bytes
 
-# Part of the GPU's memory up to which a model stays there whole: activations, the optimizer and
-# recorded passes want the rest.
+# Fraction of the GPU's memory up to which the whole model stays there: activations, the optimizer
+# and CUDA graphs need the rest.
 _WHOLE_SHARE = 0.55
 
 
 class Streamed(DataParallel):
-    """Every rank trains all adapters, and streams frozen layers that its device has no room for."""
+    """Strategy in which every rank trains all adapters and streams layers that do not fit."""
 
     def __init__(self, spec: RunSpec, context: RankContext) -> None:
         super().__init__(spec, context)
@@ -32,11 +32,11 @@ class Streamed(DataParallel):
     def choose_layers(self, outline: ModelOutline) -> LayerHoldings:
         """Stream all layers, unless the plan or the memory says that the device holds all.
 
-        Which of them stay on the device after all is decided when the memory of passes is known.
-        It is measured, so the number in a plan counts only where that is all of them.
+        The executor decides later which layers stay on the device, when it has measured the memory
+        of passes. So a plan's number counts only if it is that of all layers.
 
         Raises:
-            ExpectedError: the model has nothing that can be streamed.
+            ExpectedError: the model has no layers that can be streamed.
         """
         outline.require_layers("streamed")
         if self._plans_all(outline.num_layers):

@@ -1,4 +1,4 @@
-"""The attempt that this rank belongs to: its intent, its files, its position among the ranks."""
+"""The attempt of this rank: its intent, its folders, its position among the ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agents.errors import ExpectedError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankAttempt:
-    """Input of the trainer from outside, and the folders that follow from it."""
+    """External input of the trainer, and the folders derived from it."""
 
     folder: Path
     intent: AttemptIntent
@@ -33,14 +33,14 @@ class RankAttempt:
 
     @property
     def hashes_folder(self) -> Path | None:
-        """Folder that remembers hashes of big files; None outside an agent's home."""
+        """Folder of cached hashes of big files; None outside an agent's home."""
         runs = self.run_folder.parent
-        # `torchrun -m agents.trainer` by hand has any folder; nothing is kept outside of it.
+        # A manual `torchrun -m agents.trainer` has any folder; files outside of it are not touched.
         return runs.parent / "hashes" if runs.name == RUNS else None
 
     @property
     def tokens_folder(self) -> Path:
-        """Folder of tokenized data: in the agent's home, else beside the run."""
+        """Folder of tokenized data: in the agent's home, else in the run's folder."""
         runs = self.run_folder.parent
         home = runs.parent if runs.name == RUNS else self.run_folder
         return home / "cache" / "tokens"
@@ -52,12 +52,12 @@ class RankAttempt:
 
     @property
     def compiled_folder(self) -> Path:
-        """Folder of compiled layers and of the settings found for them, beside `tokens_folder`."""
+        """Folder of compiled layers and of their settings, next to `tokens_folder`."""
         return self.tokens_folder.parent / "compiled"
 
     @property
     def layers_folder(self) -> Path:
-        """Folder of models' layers as they are streamed, beside `tokens_folder`."""
+        """Folder of models' layers for streaming, next to `tokens_folder`."""
         return self.tokens_folder.with_name("layers")
 
     @property
@@ -70,7 +70,7 @@ def read_attempt(folder: Path, rank: int, world_size: int) -> RankAttempt:
     """Read the intent of this attempt.
 
     Raises:
-        ExpectedError: it cannot be read, or it is for another number of ranks.
+        ExpectedError: it cannot be read, or is for another number of ranks.
     """
     path = folder / INTENT_FILE
     try:
@@ -87,10 +87,8 @@ def read_attempt(folder: Path, rank: int, world_size: int) -> RankAttempt:
 
 
 def redirect_output(path: Path) -> None:
-    """Redirect everything that this process and its libraries print to the file.
-
-    Of the descriptors, not of sys.stdout: NCCL and the CUDA driver write from C.
-    """
+    """Redirect all output of this process and its libraries to the file."""
+    # Appended to, since the supervisor may punch a hole into a long log; see `logcap`.
     # Appended to: the supervisor may cut a hole into a long log, see `logcap`.
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)

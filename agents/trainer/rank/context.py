@@ -1,4 +1,4 @@
-"""What every part of one rank shares: its place in the attempt, and its lines to the outside."""
+"""Context that all parts of one rank share: its place in the attempt and its channels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agents.trainer.rank.step_control import RankControl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankContext:
-    """Identity and channels of one rank; made once it has joined its group."""
+    """Identity and channels of one rank; created once it has joined its group."""
 
     attempt: RankAttempt
     group: Group
@@ -27,24 +27,25 @@ class RankContext:
     heartbeat: Heartbeat
     control: RankControl
     progress: StartProgress
-    """Reports how far this rank is before its first step."""
+    """Reports the progress of this rank before its first step."""
     guard: StateGuard = field(default_factory=StateGuard)
-    """Held by whoever changes the trained state."""
+    """Held while the trained state changes."""
     model_hash: Future[str] | None = None
-    """Hash of the model, where this rank began to read it before torch was imported."""
+    """Hash of the model, if this rank started to compute it before torch was imported."""
 
     @property
     def placements(self) -> tuple[RankPlacement, ...]:
-        """Node and device of each rank of the present group, in order."""
+        """Node and device of each rank of the current group, in order."""
         return tuple(self.attempt.intent.ranks[number] for number in self.group.members)
 
     def count(self, *flags: bool) -> list[int]:
-        """Return for how many ranks each flag is set; all ranks call this together.
+        """Return the number of ranks that set each flag; all ranks call this together.
 
         Raises:
-            PeerLost: another rank has gone.
+            PeerLost: another rank is gone.
         """
         sums = torch.tensor([float(flag) for flag in flags], device=self.device)
+        # The supervisor must not take this wait for a hang of this rank.
         with self.heartbeat.waiting():
             self.group.sum(sums)
             numbers = [int(number) for number in sums.tolist()]
@@ -52,12 +53,12 @@ class RankContext:
         return numbers
 
     def enter_phase(self, phase: str, step: int, expected_s: float | None = None) -> None:
-        """Report to people (journal) and to the supervisor (heartbeat) what this rank does now.
+        """Report the current work to users (journal) and to the supervisor (heartbeat).
 
         Args:
             phase: current work.
-            step: steps done.
-            expected_s: seconds that it will take; None: not known.
+            step: number of finished steps.
+            expected_s: expected duration, in seconds; None if not known.
         """
         expected = {} if expected_s is None else {"expected_s": expected_s}
         self.journal.write("phase", phase=phase, **expected)

@@ -1,4 +1,4 @@
-"""The device of this rank: choosing it, its memory, and what to do when that runs out."""
+"""Device of this rank: choosing it, its memory, and errors when memory runs out."""
 
 from __future__ import annotations
 
@@ -14,49 +14,48 @@ from agents.errors import ExpectedError
 
 
 def choose_backend(device: torch.device, parallel: str) -> str:
-    """Return the backend of the collectives; the master names one where ranks share a GPU.
-
-    A pipeline uses Gloo. NCCL waits for a message in a kernel on the GPU, and a stage begins to
-    receive before it computes what the sender needs for it: whatever waits for the GPU meanwhile,
-    such as the driver when it loads a kernel or takes memory back, would wait for good. Its
-    messages take the way through host memory in either case, unless GPUs are connected directly.
+    """Return the backend of the collectives; the master names one if ranks share a GPU.
 
     Args:
-        device: of this rank.
-        parallel: way that the attempt trains.
+        device: device of this rank.
+        parallel: mode of the attempt.
     """
     if named := os.environ.get("RACKLESS_BACKEND", ""):
         return named
+    # A pipeline uses Gloo. NCCL waits for a message in a kernel, and a stage starts to receive
+    # before it computes the data that the sender needs for it. Anything that waits for the GPU in
+    # between, such as the driver when it loads a kernel or frees memory, would wait forever.
+    # Without a direct link between GPUs, messages pass through host memory with either backend.
     return "nccl" if device.type == "cuda" and find_mode(parallel).sends_over_nccl else "gloo"
 
 
 def read_memory_bytes(device: torch.device, held_bytes: int = 0) -> int | None:
-    """Return the peak of GPU memory, or the resident memory on a CPU; None: not known.
+    """Return the peak of GPU memory, or the resident memory on a CPU; None if not known.
 
     Args:
-        device: of this rank.
-        held_bytes: memory of a CUDA graph, which torch counts as allocated only during recording.
+        device: device of this rank.
+        held_bytes: memory of CUDA graphs, which torch counts as allocated only during recording.
     """
     if device.type == "cuda":
         at_rest_bytes = torch.cuda.memory_allocated(device)
         return max(torch.cuda.max_memory_allocated(device), at_rest_bytes + held_bytes)
     try:
         with open("/proc/self/statm", "rb") as file:
-            # The second field: resident pages.
+            # The second field is the number of resident pages.
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return None
 
 
 def read_most_bytes(device: torch.device) -> float:
-    """Return how many bytes of its GPU this process may hold, those that it has included."""
+    """Return the bytes of its GPU that this process may hold, including those that it has."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     allowed_bytes = torch.cuda.get_per_process_memory_fraction(device) * total_bytes
     return min(allowed_bytes, free_bytes + torch.cuda.memory_reserved(device))
 
 
 def read_reserved_bytes(device: torch.device) -> int | None:
-    """Return the peak that torch took from the driver, cached memory included; None on a CPU."""
+    """Return the peak that torch took from the driver, including its cache; None on a CPU."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
 
 
@@ -87,16 +86,16 @@ def explain_out_of_memory(device: torch.device) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, on a GPU or on the CPU."""
+    """Return whether memory ran out on a GPU or on the CPU."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    # Allocations of the CPU, and those of CUDA libraries beside torch, have no class of their own.
+    # Failed allocations of the CPU and of CUDA libraries other than torch have no class.
     text = str(error)
     return "can't allocate memory" in text or "CUDA out of memory" in text
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device with this name, and make it the current one.
+    """Return the device of this name, and make it the current one.
 
     Raises:
         ExpectedError: torch does not see it.
@@ -117,7 +116,7 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def on_own_stream(device: torch.device) -> Iterator[None]:
-    """Compute on a stream of one's own inside the block: CUDA records no default stream."""
+    """Compute on a separate stream inside the block: CUDA cannot record the default stream."""
     if device.type != "cuda":
         yield
         return
@@ -128,14 +127,12 @@ def on_own_stream(device: torch.device) -> Iterator[None]:
 
 
 def limit_memory(device: torch.device, most_gib: float | None) -> None:
-    """Limit the memory that this process takes of its GPU to this many GiB; None: no limit.
-
-    Under WSL2 it is limited to what is free in any case: the driver of Windows hands out more than
-    there is and pages it to host memory, which silently makes training many times slower.
-    """
+    """Limit the GPU memory of this process to `most_gib` GiB; None for no limit."""
     if device.type != "cuda":
         return
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    # Under WSL2 the limit is the free memory in any case: the Windows driver hands out more than
+    # there is and pages it to host memory, which silently makes training many times slower.
     spills = "microsoft" in platform.release().lower()
     most_bytes = float(free_bytes if spills else total_bytes)
     if most_gib is not None:

@@ -1,12 +1,12 @@
-"""The ranks of an attempt, and the few operations that they do together.
+"""The ranks of an attempt and their common operations.
 
-There is no DistributedDataParallel here. Its buckets are laid out anew after the first step, so a
-resumed run would add up in another order than the uninterrupted one, and it wants every rank to
-take part in every backward pass. One flat buffer, summed once per step, has neither problem, lets a
-rank have no work at all, and costs LoRA nothing: the gradients are small.
+Not DistributedDataParallel: it rebuilds its buckets after the first step, so a resumed run would
+add in another order than an uninterrupted one, and it requires every rank in every backward pass.
+One flat buffer, summed once per step, has neither problem, allows a rank without work, and costs
+LoRA nothing, since its gradients are small.
 
-Before the first collective the ranks only talk through the key-value store of the rendezvous, with
-short deadlines, so that a rank that cannot load is reported by all of them within a second.
+Before the first collective the ranks communicate only through the key-value store of the
+rendezvous, with short deadlines, so all ranks report a rank that cannot load within a second.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from agents.trainer.rank import process_group
 from agents.trainer.rank.store import RankStore, open_plain_store, open_rank_store
 
 JOIN_TIMEOUT_S = 120.0
-"""Seconds that a rank waits for the others to start."""
+"""Time that a rank waits for the others to start, in seconds."""
 LOAD_TIMEOUT_S = 1800.0
-"""Seconds that a rank waits for another one to load, without a sign of life from it."""
+"""Time that a rank waits for another one to load without a sign of life, in seconds."""
 REMAKE_TIMEOUT_S = 10.0
-"""Seconds in which ranks that live already have to find each other again."""
-# Seconds that rank 0 stays after a failure, so that the others can read the reason in its store.
+"""Time for running ranks to find each other again, in seconds."""
+# Time that rank 0 stays after a failure so that others can read the reason in its store, in
+# seconds.
 _LINGER_S = 3.0
 _POLL_S = 0.02
 _SLOW_POLL_S = 0.1
-# What Gloo puts before and behind its reason: the place in its source, and advice.
+# Gloo wraps its reason in the location in its source and advice.
 _SOURCE_PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
 _ADVICE = " This is typically caused by"
 
 
 class PeerLost(ExpectedError):
-    """Raised when another rank has gone: the cause of the failure is on that rank."""
+    """Raised when another rank is gone: the cause of the failure is on that rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,16 +60,16 @@ class Ranks:
 
     @classmethod
     def from_environment(cls) -> Ranks:
-        """Read RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; those that are not set keep their default."""
+        """Read RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; unset ones keep their default."""
         values = {name: os.environ.get(name.upper()) for name in cls.__slots__}
         return cls(**{name: int(value) for name, value in values.items() if value})
 
 
 class Group:
-    """All ranks together. With one rank nothing is opened and nothing is sent.
+    """All ranks together. A single rank opens and sends nothing.
 
-    `rank` and `world_size` are positions in this group; `members` has the number that each rank got
-    at its start, in order. Both are the same until ranks are lost and the others regroup.
+    `rank` and `world_size` are positions in this group; `members` has the first number of each
+    rank, in order. They agree until ranks are lost and the others regroup.
     """
 
     def __init__(self, ranks: Ranks, names: list[str]) -> None:
@@ -76,19 +77,19 @@ class Group:
         self.world_size = ranks.world_size
         self.members = tuple(range(ranks.world_size))
         self.generation = 0
-        """How often survivors of a loss have regrouped."""
+        """Number of times that survivors of a loss have regrouped."""
         self._is_on_one_node = ranks.local_world_size == ranks.world_size
-        # For messages, such as `rank 2 (node gamma, cuda:0)`; of all ranks, by their first number.
+        # Names for messages, such as `rank 2 (node gamma, cuda:0)`, by the ranks' first numbers.
         self._all_names = names
         self._names = names
         self._store: dist.Store | None = None
-        # Kept for C++, and closed in the end.
+        # Kept because C++ holds no reference, and closed at the end.
         self._root: dist.Store | None = None
         self._num_signs = 0
         self._num_collectives = 0
-        # Newest sign of life of each other rank.
+        # Latest sign of life of each other rank.
         self._seen_signs: dict[int, str] = {}
-        # Why sums of this group are void, although their library has reported nothing.
+        # Why sums of this group are void although their library reports no error.
         self._interruption = ""
 
     def join(self, backend: str, device: torch.device, credential: str = "") -> None:
@@ -97,14 +98,14 @@ class Group:
         Args:
             backend: `gloo` or `nccl`.
             device: device of this rank.
-            credential: the attempt's; empty: whoever reaches the store may use it.
+            credential: credential of the attempt; if empty, the store accepts every connection.
 
         Raises:
-            ExpectedError: not all of them joined in time.
+            ExpectedError: not all ranks joined in time.
         """
         if self.world_size == 1:
             return
-        # torchrun has opened a store of its own, and knows no credential.
+        # torchrun has opened its own store, which knows no credential.
         if not credential or "TORCHELASTIC_RUN_ID" in os.environ:
             self._open(lambda: open_plain_store(self.rank, self.world_size, JOIN_TIMEOUT_S))
         else:
@@ -130,18 +131,18 @@ class Group:
         backend: str,
         device: torch.device,
     ) -> None:
-        """Become the group of these ranks, once the old one is dissolved.
+        """Become the group of these ranks after the old one is dissolved.
 
         Args:
-            members: first numbers of its ranks, in order; at least two, and this rank's own.
-            generation: of the new group.
-            place: address and port for its store, which the first of them opens.
-            credential: the attempt's.
+            members: first numbers of its ranks, in order: at least two, including this rank's own.
+            generation: number of the new group.
+            place: address and port of its store, which the first member opens.
+            credential: credential of the attempt.
             backend: `gloo` or `nccl`.
             device: device of this rank.
 
         Raises:
-            ExpectedError: not all of them joined in time.
+            ExpectedError: not all ranks joined in time.
         """
         own = self.members[self.rank]
         self.members, self.generation = tuple(members), generation
@@ -168,13 +169,13 @@ class Group:
             self._root = open_store()
         except (RuntimeError, ValueError, KeyError) as error:
             if self.rank == 0:
-                raise self._nobody_came(_first(error)) from error
+                raise self._lack_ranks(_first(error)) from error
             raise PeerLost(
                 f"{self._names[self.rank]} could not reach rank 0 at {_place()} "
                 f"within {JOIN_TIMEOUT_S:.0f} s: {_first(error)}.",
                 "Read the log of rank 0; then run rackless check for the network between them",
             ) from error
-        # Of each group its own keys: a rank that was left behind must not find those of another.
+        # Each group has its own keys: a rank that was left behind must not find those of another.
         self._store = dist.PrefixStore(f"rackless/{self.generation}", self._root)
 
     def _open_own_store(
@@ -193,10 +194,10 @@ class Group:
             self.exchange("joined", {}, timeout_s=timeout_s)
         except PeerLost as error:
             if self.rank == 0:
-                raise self._nobody_came(error.message.rstrip(".")) from error
+                raise self._lack_ranks(error.message.rstrip(".")) from error
             raise
 
-    def _nobody_came(self, reason: str) -> ExpectedError:
+    def _lack_ranks(self, reason: str) -> ExpectedError:
         return ExpectedError(
             f"{self._names[0]} waited at {_place()} for the other ranks to start, for at most "
             f"{JOIN_TIMEOUT_S:.0f} s: {reason}.",
@@ -205,7 +206,7 @@ class Group:
         )
 
     def _choose_interface(self) -> None:
-        """Let Gloo and NCCL listen on one interface, where the supervisor has not named it."""
+        """Make Gloo and NCCL listen on one interface if the supervisor has not named it."""
         if all(name in os.environ for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")):
             return
         chosen = (
@@ -213,6 +214,7 @@ class Group:
             if self._is_on_one_node
             else choose_variables(os.environ["MASTER_ADDR"], self.rank == 0)
         )
+        # A user may have set one of them.
         for name, value in chosen.items():
             os.environ.setdefault(name, value)
 
@@ -222,7 +224,7 @@ class Group:
         """Send `value` to every rank and return the values of all ranks, in rank order.
 
         A value with a `failure` (message and hint) ends the wait of every rank at once. The wait is
-        extended as long as one of the missing ranks calls `signal_alive`.
+        extended while a missing rank calls `signal_alive`.
 
         Raises:
             ExpectedError: a rank failed.
@@ -247,14 +249,14 @@ class Group:
                     self._expect_alive(topic, missing)
                     deadline = time.monotonic() + timeout_s
                 time.sleep(pause_s)
-                # Who loads for minutes need not be asked for 50 times a second by everyone.
+                # A rank that loads for minutes must not be polled 50 times a second by all others.
                 pause_s = min(pause_s * 1.1, _SLOW_POLL_S)
         return [values[rank] for rank in range(self.world_size)]
 
     def agree(self, topic: str, work: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-        """Call `work` on every rank, and return the results of all of them, in rank order.
+        """Call `work` on every rank, and return the results of all ranks, in rank order.
 
-        A failure on one rank ends all of them at once, with the same reason.
+        A failure on one rank ends all ranks at once, with the same reason.
 
         Raises:
             ExpectedError: `work` failed on this rank or on another one.
@@ -265,10 +267,10 @@ class Group:
             self.exchange(topic, {"failure": {"message": error.message, "hint": error.hint}})
             raise
         except Exception as error:
-            # A bug: the other ranks still have to learn of it before this one goes.
+            # A bug: the other ranks still have to learn the reason before this one ends.
             words = f"{type(error).__name__}: {error}"
             failure = {"message": words, "hint": "Read the log of that rank"}
-            with contextlib.suppress(ExpectedError):  # the crash itself is raised
+            with contextlib.suppress(ExpectedError):  # the crash itself is raised below
                 self.exchange(topic, {"failure": failure})
             raise
         return self.exchange(topic, value)
@@ -276,10 +278,11 @@ class Group:
     def _end_on_failure(self, topic: str, rank: int, value: dict[str, Any]) -> None:
         if not value.get("failure"):
             return
+        # Rank 0 waits for this mark before it ends and takes the store with it.
         self._guard(lambda store: store.set(f"{topic}/seen/{self.rank}", "1"))
         keys = [f"{topic}/seen/{number}" for number in range(self.world_size)]
         deadline = time.monotonic() + _LINGER_S
-        # Rank 0 hosts the store: it stays until the others have read why all of them end.
+        # Rank 0 hosts the store, so it stays until the others have read the reason.
         while self.rank == 0 and time.monotonic() < deadline:
             if self._guard(lambda store: store.check(keys)):
                 break
@@ -303,15 +306,15 @@ class Group:
         """Extend the wait of the ranks that wait for this one.
 
         Raises:
-            PeerLost: rank 0, which hosts the store, has gone.
+            PeerLost: rank 0, which hosts the store, is gone.
         """
         if self._store is not None:
-            # A counter: a value that stays the same would be no sign of life.
+            # A counter, since an unchanged value would be no sign of life.
             self._num_signs += 1
             self._guard(lambda store: store.set(f"alive/{self.rank}", str(self._num_signs)))
 
     def _expect_alive(self, topic: str, missing: list[int]) -> None:
-        """Return if a missing rank has given a sign of life since the last time; else raise."""
+        """Raise unless a missing rank has given a sign of life since the last call."""
         signs = {rank: self._read_sign(rank) for rank in missing}
         alive = [
             rank for rank, sign in signs.items() if sign and sign != self._seen_signs.get(rank)
@@ -343,7 +346,7 @@ class Group:
         """Sum the tensor over all ranks, in place, with the same result on each.
 
         Raises:
-            PeerLost: another rank has gone.
+            PeerLost: another rank is gone.
         """
         if self._store is None:
             return
@@ -351,21 +354,21 @@ class Group:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there are other ranks, and it is not left or dissolved."""
+        """True if there are other ranks, and the group is neither left nor dissolved."""
         return self._store is not None
 
     @property
     def failure(self) -> str:
-        """What NCCL reports of a sum that it gave up; empty: nothing. For any thread."""
+        """Error that NCCL reports of an aborted sum; empty if none. Safe in any thread."""
         return process_group.find_failure() if self._store is not None else ""
 
     def require_whole(self) -> None:
-        """Refuse what sums on GPUs have left that were given up: that looks like any result.
+        """Raise if a sum on GPUs was aborted: its result looks like any other.
 
-        To be called when results have arrived on the host.
+        Call it when results have arrived on the host.
 
         Raises:
-            PeerLost: another rank has gone.
+            PeerLost: another rank is gone.
         """
         failure = self._interruption or self.failure
         if failure:
@@ -375,26 +378,26 @@ class Group:
             )
 
     def interrupt(self, reason: str) -> None:
-        """End the sums that this rank waits for, so that its loop goes on with PeerLost.
+        """End the sums that this rank waits for with PeerLost in its loop.
 
-        For any thread, and for a group that has lost a rank: it can do nothing any more.
+        Safe in any thread, for a group that has lost a rank; the group is unusable afterwards.
         """
         self._interruption = reason
         if self._store is not None:
             process_group.interrupt()
 
     def dissolve(self) -> None:
-        """Close all connections, so that the other ranks notice, and nothing is written any more.
+        """Close all connections, so that the other ranks notice, and no sum writes any more.
 
-        For the thread that waits for the sums, after one of them has raised PeerLost.
+        Call it in the thread that waits for the sums, after one of them has raised PeerLost.
         """
         self.interrupt("the group was dissolved")
         self.leave()
 
     def start_sum(self, tensor: Tensor) -> Callable[[], None]:
-        """Begin a `sum`; the returned function waits for it, and raises PeerLost as `sum` does.
+        """Start a `sum`; the returned function waits for it and raises PeerLost as `sum` does.
 
-        All ranks have to begin their sums in the same order.
+        All ranks have to start their sums in the same order.
         """
         if self._store is None:
             return lambda: None
@@ -406,12 +409,12 @@ class Group:
         return wait
 
     def start_send(self, tensor: Tensor, to: int, *, tag: int) -> Callable[[], None]:
-        """Begin to send a tensor, which has to stay as it is, to a rank; needs Gloo.
+        """Start to send a tensor to a rank; it must not change before it is sent. Needs Gloo.
 
         Args:
-            tensor: contiguous, in host memory.
-            to: the rank.
-            tag: number that the receiver names, too.
+            tensor: contiguous tensor in host memory.
+            to: receiving rank.
+            tag: number that the receiver uses, too.
 
         Returns:
             A function that waits until it is sent, and raises PeerLost as `sum` does.
@@ -419,7 +422,7 @@ class Group:
         return self._start_message(lambda: dist.isend(tensor, to, tag=tag))
 
     def start_receive(self, tensor: Tensor, source: int, *, tag: int) -> Callable[[], None]:
-        """Begin to fill a tensor with what a rank sends; see `start_send`."""
+        """Start to receive a tensor from a rank; see `start_send`."""
         return self._start_message(lambda: dist.irecv(tensor, source, tag=tag))
 
     def _start_message(self, begin: Callable[[], Any]) -> Callable[[], None]:
@@ -440,7 +443,7 @@ class Group:
         try:
             result = work()
         except RuntimeError as error:
-            # Those are faults of this rank, though a collective was what met them.
+            # These are faults of this rank that only surfaced in a collective.
             if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
                 raise
             raise PeerLost(
@@ -448,7 +451,8 @@ class Group:
                 "Find the rank that ended first; its log says why",
             ) from error
         self._num_collectives += 1
-        # NCCL opens connections when it first uses an algorithm, which is at some early collective.
+        # NCCL opens connections when it first uses an algorithm, at some early collective. So the
+        # socket options are set after collectives 1, 2, 4, 8 and so on.
         if self._num_collectives & (self._num_collectives - 1) == 0:
             outlast_outages()
         return result
@@ -468,7 +472,7 @@ def _place() -> str:
 
 
 def _first(error: Exception) -> str:
-    """Return the first line of an error of torch, without places in its source and its advice.
+    """Return the first line of an error of torch, without source location and advice.
 
     >>> _first(RuntimeError("[/gloo/pair.cc:553] Connection closed by peer [::1]:9. This is "
     ...     "typically caused by a remote worker crashing.\\nStack"))

@@ -1,7 +1,7 @@
-"""Follows the heat of this rank's GPU on a thread of its own, and asks for pauses of the run.
+"""Watch the temperature of this rank's GPU in a thread, and request pauses of the run.
 
-The training loop pauses with all ranks together (`Loop`), since those that wait alone in a
-collective look like a hang. A power limit that was lowered here is set back at the end of the rank.
+The training loop pauses with all ranks together (`Loop`), since ranks that wait alone in a
+collective look like a hang. The power limit is restored when the rank ends.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from agents.trainer.rank.attempt import RankAttempt
 from agents.trainer.rank.step_control import HotGpu, RankControl
 
 PERIOD_S = 2.0
-"""Time between two looks at the GPU, in seconds."""
+"""Time between two readings of the GPU, in seconds."""
 POWER_SHARE = 0.9
-"""What is left of the power limit after it was lowered once."""
+"""Fraction of the power limit that one reduction leaves."""
 MIN_POWER_SHARE = 0.6
-"""Least share of its first power limit that a GPU is lowered to."""
+"""Minimum fraction of the first power limit."""
 
 
 class Journal(Protocol):
@@ -34,14 +34,14 @@ class Journal(Protocol):
 
 
 class HeatWatch:
-    """Reads one GPU, reports to people in the journal, and sets `control.hot_gpu`.
+    """Reads one GPU, warns users in the journal, and sets `control.hot_gpu`.
 
     Args:
-        gpus: of this PC.
-        facts: of the GPU that this rank trains on.
-        attempt: names the rule and the node.
-        journal: of this rank.
-        control: of this rank.
+        gpus: GPUs of this PC.
+        facts: facts of the GPU on which this rank trains.
+        attempt: source of the rule and the node.
+        journal: journal of this rank.
+        control: control requests of this rank.
         now_s: monotonic clock, in seconds.
     """
 
@@ -61,17 +61,17 @@ class HeatWatch:
         self._control = control
         self._now_s = now_s
         self._judge = HeatJudge(attempt.intent.when_hot, facts.slowdown_celsius)
-        # Power limit before it was first lowered here, in watts; None: it was not.
+        # Power limit before the first reduction, in watts; None before one.
         self._first_limit_w: float | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heat", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow the GPU."""
+        """Start to watch the GPU."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, and set a lowered power limit back."""
+        """End the thread, and restore a lowered power limit."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(PERIOD_S)
@@ -83,18 +83,18 @@ class HeatWatch:
             self.look()
 
     def look(self) -> None:
-        """Read the GPU once, and act on what it shows."""
+        """Read the GPU once, and act on its temperature."""
         sample = self._gpus.sample_one(self._facts.uuid)
         if sample is None:
             return
-        act = self._judge.judge(sample, self._now_s())
-        if act == "warn":
+        action = self._judge.judge(sample, self._now_s())
+        if action == "warn":
             self._warn(sample)
-        elif act == "limit":
+        elif action == "limit":
             self._lower_power(sample)
-        elif act == "pause":
+        elif action == "pause":
             self._pause(sample)
-        elif act == "go_on":
+        elif action == "go_on":
             self._control.hot_gpu = None
 
     @property
@@ -118,8 +118,9 @@ class HeatWatch:
             )
 
     def _lower_power(self, sample: GpuSample) -> None:
-        """Lower the power limit by a tenth; where that is impossible, say how, and wait instead."""
+        """Lower the power limit by a tenth; if that is impossible, say how to, and wait instead."""
         limit_w = sample.power_limit_w
+        # The card reports no limit, so it cannot be lowered.
         if limit_w is None:
             self._judge.rule = "wait"
             return
@@ -128,6 +129,7 @@ class HeatWatch:
             MIN_POWER_SHARE * first_w, self._gpus.read_least_power_w(self._facts.uuid) or 0.0
         )
         lower_w = float(round(max(POWER_SHARE * limit_w, least_w)))
+        # Already at the lowest allowed limit.
         if lower_w >= limit_w:
             self._judge.rule = "wait"
         elif self._gpus.set_power_limit(self._facts.uuid, lower_w):
@@ -151,7 +153,7 @@ class HeatWatch:
 
 @contextlib.contextmanager
 def watching_heat(attempt: RankAttempt, journal: Journal, control: RankControl) -> Iterator[None]:
-    """Follow the GPU of this rank inside the block; nothing is followed on a CPU."""
+    """Watch the GPU of this rank inside the block; do nothing on a CPU."""
     watch = _open(attempt, journal, control)
     if watch is None:
         yield
@@ -164,14 +166,16 @@ def watching_heat(attempt: RankAttempt, journal: Journal, control: RankControl) 
 
 
 def _open(attempt: RankAttempt, journal: Journal, control: RankControl) -> HeatWatch | None:
+    # The device's index may differ between CUDA and NVML; the UUID does not.
     uuid = attempt.placement.device_id
     home = os.environ.get("RACKLESS_AGENT_HOME", "")
     if uuid == "cpu" or not home:
         return None
     try:
         gpus = open_gpus(lambda: load_nvml(Path(home, "agents")))
-        facts = next((one for one in gpus.read_facts() if one.uuid == uuid), None)
-    except (OSError, ImportError, RuntimeError):  # no driver, or not from an agent's archive
+        facts = next((gpu for gpu in gpus.read_facts() if gpu.uuid == uuid), None)
+    # No driver, or not started from an agent's archive.
+    except (OSError, ImportError, RuntimeError):
         return None
     return HeatWatch(gpus, facts, attempt, journal, control) if facts else None
 

@@ -1,9 +1,9 @@
-"""The journal of one rank: JSON lines, appended by a thread of its own.
+"""Journal of one rank: JSON lines, appended by a thread.
 
 A training step never waits for the disk: it puts a record into a bounded queue. Space for some
-records is held beforehand, so that a disk that fills up is reported while it is full: `step`
-records then wait, the others are written. When the queue is full too, the oldest `step` records
-are dropped and their number is recorded later. No other record is ever dropped.
+records is reserved, so that a full disk can still be reported: `step` records then wait and the
+others are written. If the queue is full, too, the oldest `step` records are dropped and their
+number is recorded later. Other records are never dropped.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from agents.disk_space import give_back, hold_ahead
 
 # Maximum number of queued records.
 _CAPACITY = 10_000
-# Bytes held beyond the end of the file: two hundred records. Steps leave half of them.
+# Bytes reserved beyond the end of the file: two hundred records. Steps leave half of them.
 _HELD_BYTES = 64 << 10
-# Seconds between two attempts to write to a full disk.
+# Time between two attempts to write to a full disk, in seconds.
 _RETRY_S = 1.0
-# Phases in which only the training loop itself gives signs of life.
+# Phases in which only the training loop gives signs of life.
 _LOOP_PHASES = ("training", "evaluating")
 
 
 class RankJournal:
-    """Appends records to one file. Every method may be called from any thread."""
+    """Appends records to one file. Every method is safe in any thread."""
 
     def __init__(self, path: Path, capacity: int = _CAPACITY) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -47,7 +47,7 @@ class RankJournal:
         self._thread.start()
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Queue one record; `time_s` is added. A number that is not finite becomes null."""
+        """Queue one record with the current `time_s`. A number that is not finite becomes null."""
         record = {"kind": kind, "time_s": time.time(), **fields}
         line = json.dumps({name: _finite(value) for name, value in record.items()}) + "\n"
         with self._changed:
@@ -57,7 +57,7 @@ class RankJournal:
             self._changed.notify()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what is queued; give up after `timeout_s` when the disk refuses."""
+        """Write the queued records; give up after `timeout_s` if the disk is full."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -66,7 +66,7 @@ class RankJournal:
             give_back(self._file)
 
     def _drop_oldest_step(self) -> None:
-        # Steps are the only records that come without end, and the next ones are alike.
+        # Steps are the only records without a limit, and each resembles the next one.
         for place, (kind, _) in enumerate(self._queue):
             if kind == "step":
                 del self._queue[place]
@@ -95,43 +95,43 @@ class RankJournal:
                     return line
 
     def _find_writable(self) -> int | None:
-        """Return the place of the next record: while the disk is full, of one that is no step."""
+        """Return the index of the next record; on a full disk, of the next that is not a step."""
         if self._is_held() or self._closing:
             return 0
         kinds = enumerate(kind for kind, _ in self._queue)
         return next((place for place, kind in kinds if kind != "step"), None)
 
     def _is_held(self) -> bool:
-        """Return whether space is left for all records, and hold more if possible."""
+        """Return whether reserved space is left for all records; reserve more if possible."""
         held = hold_ahead(self._file, _HELD_BYTES) >= _HELD_BYTES // 2
         self._could_hold = self._could_hold or held
-        return held or not self._could_hold  # some file systems never can
+        return held or not self._could_hold  # some file systems cannot reserve
 
     def _append(self, line: bytes) -> None:
         while line:
             try:
-                # A write to a disk that fills up may take only a part of the line.
+                # A write to a nearly full disk may take only a part of the line.
                 line = line[os.write(self._file, line) :]
-            except OSError:  # the disk is full: the record waits, the training does not
+            except OSError:  # disk full: the record waits, training does not
                 time.sleep(_RETRY_S)
 
 
 def _finite(value: Any) -> Any:
-    # JSON has no infinity and no NaN, and other readers refuse what Python writes.
+    # JSON has no infinity or NaN, and other readers refuse the way Python writes them.
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Heartbeat:
-    """A small file that reports step and phase to the supervisor, overwritten in place.
+    """Small file that reports step and phase to the supervisor, overwritten in place.
 
     While the rank loads, measures or saves, a thread writes it every two seconds. While it trains
-    or evaluates, only the training loop does, so that a hang in the middle of a step shows. What
-    may take long, such as saving, says since when it waits for other ranks instead.
+    or evaluates, only the training loop does, so a hang in the middle of a step shows. Work that
+    may take long, such as saving, reports since when it waits for other ranks.
     """
 
     PERIOD_S = 2.0
-    """Seconds between two writes of the thread."""
-    # Bytes of every record, so that one write replaces all of the one before.
+    """Time between two writes of the thread, in seconds."""
+    # Bytes of every record, so that one write replaces the whole record before.
     _WIDTH = 200
 
     def __init__(self, path: Path) -> None:
@@ -147,24 +147,24 @@ class Heartbeat:
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def beat(self, step: int, phase: str | None = None) -> None:
-        """Report `step` steps done and the `phase` that this rank is in; None: as before."""
+        """Report the number of finished steps and the current `phase`; None keeps the phase."""
         with self._lock:
             self._step = step
             self._phase = phase or self._phase
             self._write()
 
     def forecast_step(self, step_s: float) -> None:
-        """Report a forecast of the time of a step with each beat: none has been timed yet."""
+        """Report an expected step time with each beat, while no step has been timed."""
         with self._lock:
             self._forecast_step_s = round(step_s, 3)
 
     def join_generation(self, generation: int) -> None:
-        """Report with each beat that this rank belongs to a group of survivors; see `Group`."""
+        """Report with each beat the generation of this rank's group; see `Group`."""
         with self._lock:
             self._generation = generation
 
     def touch(self) -> None:
-        """Report that this rank is alive, in the middle of a step."""
+        """Report that this rank is alive in the middle of a step."""
         with self._lock:
             self._write()
 
@@ -191,14 +191,14 @@ class Heartbeat:
             "step": self._step,
             "phase": self._phase,
             "monotonic_s": time.monotonic(),
-            # The name in files; supervisors of earlier versions read them, too.
+            # The name in files, which supervisors of earlier versions read, too.
             "foreseen_step_s": self._forecast_step_s,
             "waits_since_s": self._waits_since_s,
             "generation": self._generation,
         }
         line = json.dumps(record).ljust(self._WIDTH - 1) + "\n"
-        with contextlib.suppress(OSError):  # a full disk must not end a training
-            # One write in place: readers find a whole record, and a full disk has room for it.
+        with contextlib.suppress(OSError):  # a full disk must not end the run
+            # One write in place: readers always see a whole record, and no new space is needed.
             os.pwrite(self._file, line.encode("ascii"), 0)
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""Gives this rank another supervisor where the one that it had is gone and nobody else noticed.
+"""Start another supervisor for this rank if its own is gone and no other process noticed.
 
 The recorder of the node, or the next request of a master, usually starts one within a second (see
-`agents.supervisor.ownership`). Where both were killed, and no master comes, this thread does.
+`agents.supervisor.ownership`). This thread does it if both were killed and no master connects.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.ownership import is_ownerless, keep_owned
 
 PERIOD_S = 5.0
-"""Time between two looks, in seconds. The second one in a row that finds no supervisor acts, so
-that the recorder has had its turn."""
+"""Time between two checks, in seconds. The second consecutive check without a supervisor acts, so
+the recorder has had its turn.
+"""
 
 
 class OwnerWatch:
-    """Looks after the supervisor of one attempt, on a thread of its own."""
+    """Checks the supervisor of one attempt in a thread."""
 
     def __init__(self, attempt: AttemptFolder) -> None:
         self._attempt = attempt
@@ -30,18 +31,18 @@ class OwnerWatch:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start to check."""
         threading.Thread(target=self._run, name="owner", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more: a rank that ends needs no supervisor."""
+        """Stop checking: a rank that ends needs no supervisor."""
         self._ended.set()
 
     def look(self) -> None:
-        """Look once, and start a supervisor where the last look found none either."""
+        """Check once, and start a supervisor if the last check found none, either."""
         is_alone = is_ownerless(self._attempt)
         if is_alone and self._was_ownerless:
-            # It cannot be started, on a full disk for example: the next look tries again.
+            # A failed start, for example on a full disk, is retried at the next check.
             with contextlib.suppress(ExpectedError):
                 keep_owned(self._attempt)
         self._was_ownerless = is_alone
@@ -52,11 +53,11 @@ class OwnerWatch:
 
 
 def watch_owner(folder: Path) -> OwnerWatch | None:
-    """Start to look after the supervisor of the attempt in `folder`; None: none started it."""
+    """Start to check the supervisor of the attempt in `folder`; None if it never had one."""
     home, number = Home(Path(os.environ.get("RACKLESS_AGENT_HOME", ""))), folder.name
     run_id = folder.parent.parent.name
     if not number.isdigit() or folder != home.attempt(run_id, int(number)):
-        return None  # torchrun by hand
+        return None  # manual torchrun
     watch = OwnerWatch(AttemptFolder(home, run_id, int(number)))
     watch.start()
     return watch

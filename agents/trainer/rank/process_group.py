@@ -1,9 +1,8 @@
-"""torch's process group: made, interrupted while a thread waits in it, and taken apart.
+"""torch's process group: created, interrupted while a thread waits in it, and destroyed.
 
-A rank that survives a loss has to get out of the sums that it waits for, and it has to let the
-others out: those do not see the rank that was lost, but one that has seen it. Gloo has no call for
-that, but its waits end when their connections do. NCCL aborts its communicator, which ends the
-kernels that wait on the GPU.
+A rank that survives a loss has to leave the sums that it waits for, and to release the other ranks,
+which see this rank but may not see the lost one. Gloo has no call for that, but its waits end with
+their connections. NCCL aborts its communicator, which ends the kernels that wait on the GPU.
 """
 
 from __future__ import annotations
@@ -21,27 +20,28 @@ from agents.rendezvous.doors import close_doors
 from agents.rendezvous.own_sockets import copy_sockets
 
 COLLECTIVE_TIMEOUT_S = 1800.0
-"""Seconds until a collective gives up, the last resort: the supervisor acts on a silent rank long
-before."""
+"""Time until a collective gives up, in seconds; a last resort, since the supervisor acts on a
+silent rank long before.
+"""
 
 
 def connect(
     backend: str, device: torch.device, store: dist.Store, rank: int, world_size: int
 ) -> None:
-    """Make the process group; returns when all ranks are connected.
+    """Create the process group; return when all ranks are connected.
 
     Raises:
         RuntimeError: they could not connect.
         ValueError: the backend is not available.
     """
-    # Its monitor asks the store every second, from a thread that would need the interpreter for
-    # it, to find ranks that hang; here the supervisor does that.
+    # NCCL's monitor polls the store every second to find hanging ranks, from a thread that needs
+    # the interpreter for it. Here the supervisor does that.
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    # After an error the communicator is aborted, and this process stays to save what it holds;
-    # see `Group.require_whole`.
+    # After an error the communicator is aborted, but this process stays to save its state; see
+    # `Group.require_whole`.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-    # Its record of collectives is not read by anyone, but its watch waits four times this long for
-    # it after an error, and the abort waits for the watch: a minute unless it is set.
+    # No process reads its record of collectives, but its watchdog waits for the record four times
+    # this long after an error, and the abort waits for the watchdog: a minute by default.
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "50")
     dist.init_process_group(
@@ -50,15 +50,15 @@ def connect(
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-        # Connects NCCL now, so that a failure is not one of the first sum.
+        # Connects NCCL now, so that a failure is not reported by the first sum.
         device_id=device if backend == "nccl" else None,
     )
     if backend == "gloo":
-        close_doors()  # all of its connections exist now
+        close_doors()  # all of its connections exist by now
 
 
 def find_failure() -> str:
-    """Return what NCCL reports of a sum that it gave up; empty: nothing."""
+    """Return NCCL's error of an aborted sum; empty if none."""
     if not _uses_nccl():
         return ""
     error = _nccl().get_error()
@@ -66,15 +66,17 @@ def find_failure() -> str:
 
 
 def interrupt() -> None:
-    """End all sums with an error, also those that another thread waits for."""
+    """End all sums with an error, including those that another thread waits for."""
     if _uses_nccl():
         _nccl().abort()
-    else:
-        _end_connections()
+        return
+    for connection in copy_sockets(listening=False):
+        with connection, contextlib.suppress(OSError):  # the peer closed it first
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def disconnect(*, is_interrupted: bool) -> None:
-    """Destroy the process group, if there is one."""
+    """Destroy the process group, if it exists."""
     if not dist.is_initialized():
         return
     if is_interrupted and _uses_nccl():
@@ -82,12 +84,6 @@ def disconnect(*, is_interrupted: bool) -> None:
         dist.distributed_c10d._abort_process_group()
     else:
         dist.destroy_process_group()
-
-
-def _end_connections() -> None:
-    for connection in copy_sockets(listening=False):
-        with connection, contextlib.suppress(OSError):  # the other end was faster
-            connection.shutdown(socket.SHUT_RDWR)
 
 
 def _uses_nccl() -> bool:

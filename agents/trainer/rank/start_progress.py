@@ -1,7 +1,7 @@
-"""Report how far a rank is before its first step: reading data for twenty minutes is no standstill.
+"""Report the progress of a rank before its first step, so that a slow start is no hang.
 
-The journal shows it to people, the heartbeat names the phase should the rank be lost, and the other
-ranks, which wait for this one, get a sign of life: they give up on a rank that sends none.
+The journal shows it to users, the heartbeat names the phase in case the rank is lost, and the other
+ranks get a sign of life: they give up on a rank that sends none.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from agents.trainer.rank.group import Group
 from agents.trainer.rank.journal import Heartbeat, RankJournal
 from agents.trainer.rank.start_times import StartTimes
 
-# Seconds between two signs of life, and before the first one: small data is not worth a report.
+# Time between two signs of life, and before the first one: short work needs no report; in seconds.
 _PERIOD_S = 2.0
-# Seconds between two records of phases of unknown length: the journal keeps every one of them.
+# Time between two records of a phase of unknown length, which all stay in the journal, in seconds.
 _JOURNAL_PERIOD_S = 10.0
 # Time after which the speed of a phase is known, in seconds.
 _MEASURED_S = 1.0
 
 
 class StartProgress:
-    """Passes on the progress of a start, as often as each reader needs it."""
+    """Forwards the progress of a start to each reader, at the rate that it needs."""
 
     def __init__(
         self, journal: RankJournal, heartbeat: Heartbeat, group: Group, times: StartTimes
@@ -36,22 +36,22 @@ class StartProgress:
         self._beat_s = time.monotonic()
         self._written_s = float("-inf")
         self._phase = ""
-        # Time at which the phase began, what was done by then, and what is done now.
+        # Time at which the phase started, the amount done by then, and the amount done now.
         self._began_s = self._began = self._done = 0.0
 
     def report(
         self, phase: str, done: float, total: float, expected_s: float | None = None
     ) -> None:
-        """Report the progress of a phase that knows its end.
+        """Report the progress of a phase with a known end.
 
-        Returns quickly, may be called often, and from any thread.
+        Returns quickly, may be called often and in any thread.
 
         Args:
             phase: current work, such as `weights` or `tuning`.
             done: amount done, such as bytes read or settings tried.
             total: amount at the end of the phase.
-            expected_s: seconds until then; None: estimated from the speed so far, before that from
-                the speed of earlier starts.
+            expected_s: time until then, in seconds; None estimates it from the speed so far, or at
+                first from the speed of earlier starts.
 
         Raises:
             PeerLost: the connection to the other ranks is lost.
@@ -69,7 +69,7 @@ class StartProgress:
             self._written_s = now_s
         self._beat(phase, now_s)
         if begins and expected_s is not None and expected_s < _PERIOD_S:
-            return  # over before anybody has read it
+            return  # over before a user has read it
         self._journal.write("phase", phase=phase, done=done, total=total, expected_s=expected_s)
 
     def _estimate(self, phase: str, total: float, now_s: float) -> float | None:
@@ -84,8 +84,8 @@ class StartProgress:
 
         Args:
             phase: current work, such as `tokenizing`.
-            count: rows or pairs done.
-            share: part of all of them, 0 to 1.
+            count: number of rows or pairs done.
+            share: fraction done, 0 to 1.
 
         Raises:
             PeerLost: the connection to the other ranks is lost.
@@ -98,7 +98,7 @@ class StartProgress:
             self._journal.write("phase", phase=phase, count=count, share=share)
 
     def wait(self) -> None:
-        """Report that another rank of this node does the work, and reports the progress.
+        """Report that another rank of this node does the work and reports its progress.
 
         Raises:
             PeerLost: the connection to the other ranks is lost.
@@ -106,16 +106,17 @@ class StartProgress:
         self._beat("loading", time.monotonic())
 
     def _beat(self, phase: str, now_s: float) -> bool:
-        """Give a sign of life, unless the last one is recent; return whether it was given."""
+        """Give a sign of life unless the last one is recent; return whether it was given."""
         if now_s - self._beat_s < _PERIOD_S:
             return False
         self._beat_s = now_s
+        # Step 0: no step of this attempt is done before its start ends.
         self._heartbeat.beat(0, phase)
         self._group.signal_alive()
         return True
 
     def end(self) -> None:
-        """Report the end of the work, if anything was reported of it, and remember its speed."""
+        """Report the end of the work if any was reported, and store its speed."""
         with self._lock:
             phase, self._phase = self._phase, ""
             elapsed_s, done = time.monotonic() - self._began_s, self._done - self._began

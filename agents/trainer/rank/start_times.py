@@ -1,4 +1,4 @@
-"""How long the parts of a start took on this node, so that the next one can say it beforehand."""
+"""Durations of earlier starts on this node, which predict the next one."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from agents.errors import ExpectedError
 from agents.state import read_json, write_json
 
 _FILE = "start_times.json"
-# Maximum number of entries that are kept: compiling has one for each shape.
+# Maximum number of entries: compiling has one per shape.
 _CAPACITY = 200
 
 
 class StartTimes:
     """Seconds, or amounts per second, by name, in a file of a folder that stays on the node.
 
-    Nothing depends on them but what people are shown, so a file that is lost or damaged is no
-    error, and ranks that write at the same time may replace each other's entries.
+    They affect only the display, so a lost or damaged file is no error, and ranks that write at the
+    same time may replace each other's entries.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _FILE
 
     def recall(self, *names: str) -> float | None:
-        """Return the entry of the first of these names that has one, or None."""
+        """Return the first entry found under these names, or None."""
         known = self._read()
         return next((known[name] for name in names if name in known), None)
 
     def remember(self, value: float, *names: str) -> None:
-        """Keep a value under each of the names."""
+        """Store a value under each of the names."""
         known = self._read()
         for name in names:
             known.pop(name, None)  # the newest entries come last

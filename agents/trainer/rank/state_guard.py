@@ -1,8 +1,8 @@
-"""Keep the trained state whole for a thread that may have to save it at any time.
+"""Keeps the trained state whole for a thread that may have to save it at any time.
 
-Between two optimizer steps the state changes nowhere, also while the training loop waits in a
-collective for a rank that has gone. Whoever changes it holds this guard, so that another thread can
-seize a whole state, after which the loop may not change it any more.
+The state does not change between two optimizer steps, even while the training loop waits in a
+collective for a lost rank. Changes happen only under this guard, so another thread can seize a
+whole state, after which the loop can no longer change it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from agents.trainer.rank.group import PeerLost
 
 SEIZED = "lost its connection to another rank, and was asked to save what it holds and to end"
-"""What a rank says that was asked to end, after its name; supervisors know the first words."""
+"""Message of a rank that was asked to end, after its name; supervisors match the first words."""
 
 
 class StateGuard:
-    """Excludes changes of the state, for good, once another thread has seized it."""
+    """Excludes changes of the state forever once another thread has seized it."""
 
     def __init__(self, name: str = "This rank") -> None:
         self._name = name
@@ -38,20 +38,21 @@ class StateGuard:
                 raise PeerLost(
                     f"{self._name} {SEIZED}.", "Find the rank that ended first; its log says why"
                 )
+            # Stays so after an error: a half-done change cannot be saved.
             self._is_whole = False
             yield
             self._is_whole = True
 
     @property
     def is_usable(self) -> bool:
-        """Whether the state is whole, and may be changed further."""
+        """True if the state is whole and may still be changed."""
         return self._is_whole and not self._is_seized
 
     def seize(self, timeout_s: float) -> bool:
-        """Keep everyone from changing the state; return whether it is whole.
+        """Prevent all further changes of the state; return whether it is whole.
 
         Args:
-            timeout_s: time for a change that is under way, in seconds.
+            timeout_s: time for a change in progress, in seconds.
         """
         if not self._lock.acquire(timeout=timeout_s):
             return False

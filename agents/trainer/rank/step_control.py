@@ -1,11 +1,11 @@
 """Control requests to a rank while it trains: stop, save now, record a few steps.
 
-Stopping is a signal, which any rank may get. Other requests are files that the agent leaves (see
-`agents.supervisor.control_requests`), and only rank 0 polls for them. Both become slots of the
-step's statistics, so that all ranks know of them after the same step without further messages.
+Stopping is a signal, which any rank may get. Other requests are files from the agent (see
+`agents.supervisor.control_requests`), which only rank 0 polls. Both become slots of the step's
+statistics, so all ranks learn of them after the same step without further messages.
 
-A SIGTERM that no person asked for comes from the system, most often because the PC shuts down. That
-is no reason for the ranks of other nodes to stop: where they can go on alone, this rank just ends.
+A SIGTERM without a user's request comes from the system, most often at a shutdown of the PC. Ranks
+of other nodes need not stop for it: if they can continue alone, this rank just ends.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ SLOTS = ("stop", "save", "trace", "too_hot")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepControl:
-    """What all ranks have agreed to do after a step."""
+    """Actions after a step that all ranks have agreed on."""
 
     stop: bool = False
     save: bool = False
     trace_steps: int = 0
     """Number of steps to record from now on."""
     cool: bool = False
-    """Whether to pause until the GPU of some rank is cooler."""
+    """True to pause until the GPU of some rank is cooler."""
 
     @classmethod
     def read(cls, sums: Mapping[str, float]) -> StepControl:
-        """Return it from the values of `SLOTS`, summed over the ranks."""
+        """Return the actions from the values of `SLOTS`, summed over the ranks."""
         return cls(
             stop=sums["stop"] > 0,
             save=sums["save"] > 0,
@@ -49,19 +49,19 @@ class StepControl:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HotGpu:
-    """A GPU that has to cool down before its rank trains on."""
+    """A GPU that has to cool down before its rank continues."""
 
     gpu: str
-    """Name for people."""
+    """Name for users."""
     celsius: float
-    """Temperature when this began, in degrees Celsius."""
+    """Temperature at the start of the pause, in degrees Celsius."""
     until_celsius: float
-    """Temperature at which the training goes on, in degrees Celsius."""
+    """Temperature at which training continues, in degrees Celsius."""
 
 
 @dataclass(slots=True)
 class RankControl:
-    """The requests that this rank has received and that are not carried out yet."""
+    """Pending requests of this rank."""
 
     folder: Path
     """Folder of the attempt."""
@@ -69,28 +69,29 @@ class RankControl:
     """Position among the ranks; the first one polls."""
     stop_requested: bool = False
     is_outside: bool = False
-    """Whether the system asked it to stop, and no person did."""
+    """True if the system, not a user, asked it to stop."""
     leaves_alone: bool = False
-    """Whether the other nodes go on without this rank if the system ends it."""
+    """True if the other nodes continue without this rank after the system ends it."""
     hot_gpu: HotGpu | None = None
     """GPU of this rank while it has to cool down; see `heat_watch`."""
     _pending: list[ControlRequest] = field(default_factory=list)
 
     def listen(self) -> None:
-        """Take SIGTERM and SIGINT as a request to stop."""
+        """Handle SIGTERM and SIGINT as requests to stop."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.is_outside = number == signal.SIGTERM and not (self.folder / STOP_FILE).exists()
         if self.is_outside and self.leaves_alone:
+            # The default handler, so that the exit status names the signal.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        # Only noted: the step that is running ends first, and a checkpoint follows it.
+        # Only noted: the current step ends first, and a checkpoint follows it.
         self.stop_requested = True
 
     def poll(self) -> dict[str, float]:
-        """Read new requests; return this rank's values of `SLOTS`. Once per step."""
+        """Read new requests, once per step; return this rank's values of `SLOTS`."""
         if self.rank == 0:
             self._pending += take_requests(self.folder)
         return {
@@ -101,7 +102,8 @@ class RankControl:
         }
 
     def acknowledge(self, journal: RankJournal, step: int) -> None:
-        """Record for whoever asked that all ranks carry out the requests after `step`."""
+        """Record in the journal that all ranks carry out the requests after `step`."""
         for request in self._pending:
+            # Names in files, which masters of earlier versions read.
             journal.write("wish", wish_id=request.wish_id, wish=request.kind, step=step)
         self._pending.clear()

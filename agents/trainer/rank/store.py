@@ -1,8 +1,8 @@
-"""The ranks' key-value store, as torch wants it, on one address and for ranks only.
+"""Key-value store of the ranks as torch wants it, on one address and only for ranks.
 
-Two kinds: with a credential, the attempt's own store (`agents.rendezvous`). Without one, as when a
-person starts the trainer by torchrun, the store that torchrun opened, or torch's TCPStore on a
-socket of ours, because the one that it would open itself listens on every interface.
+With a credential it is the attempt's own store (`agents.rendezvous`). Without one, as under a
+manual torchrun, it is the store of torchrun, or torch's TCPStore on a socket opened here, because
+torch's own socket listens on every interface.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from agents.rendezvous.host import StoreHost, listen_at, start_store
 
 
 class RankStore(dist.Store):
-    """torch's view of the attempt's store; Gloo and NCCL call it from C++ as well.
+    """torch's view of the attempt's store; Gloo and NCCL also call it from C++.
 
-    Whoever makes one has to keep it: C++ holds on to a part of it only.
+    The creator has to keep a reference: C++ only holds a part of it.
     """
 
     def __init__(self, client: StoreClient, host: StoreHost | None = None) -> None:
@@ -48,7 +48,7 @@ class RankStore(dist.Store):
         try:
             return self._client.check(list(keys))
         except StoreError:
-            # NCCL's own threads look for a signal now and then: an exception would end the process.
+            # NCCL's own threads poll for a signal: an exception there would end the process.
             if _is_thread_of_cpp():
                 return False
             raise
@@ -66,15 +66,15 @@ class RankStore(dist.Store):
         return False
 
     def clone(self) -> RankStore:
-        """Return this one: any number of threads may use it."""
+        """Return this store, which any number of threads may use."""
         return self
 
-    # Under these names C++ looks for them.
+    # C++ looks up these names.
     deleteKey = delete_key
     getNumKeys = num_keys
 
     def close(self) -> None:
-        """Close the connections; on rank 0 the store ends."""
+        """Close the connections; on rank 0 also the store."""
         self._client.close()
         if self._host is not None:
             self._host.close()
@@ -101,11 +101,11 @@ def open_rank_store(
 
 
 def open_plain_store(rank: int, world_size: int, timeout_s: float) -> dist.Store:
-    """Open the store that the environment of torchrun names; nobody who connects has to prove it.
+    """Open the store that the environment of torchrun names, without authentication.
 
     Raises:
         ExpectedError: rank 0 cannot listen there.
-        RuntimeError: not all ranks came in time.
+        RuntimeError: not all ranks joined in time.
         ValueError: MASTER_ADDR or MASTER_PORT is missing.
     """
     timeout = timedelta(seconds=timeout_s)
@@ -116,6 +116,7 @@ def open_plain_store(rank: int, world_size: int, timeout_s: float) -> dist.Store
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not address or not port.isdigit():
         raise ValueError("MASTER_ADDR and MASTER_PORT have to be set")
+    # torch's own listener would accept connections on every interface.
     listener = listen_at(address, int(port))
     return dist.TCPStore(
         address,
@@ -124,12 +125,12 @@ def open_plain_store(rank: int, world_size: int, timeout_s: float) -> dist.Store
         is_master=True,
         timeout=timeout,
         multi_tenant=True,
-        master_listen_fd=listener.detach(),  # the store closes it
+        master_listen_fd=listener.detach(),  # owned and closed by the store
     )
 
 
 def _is_thread_of_cpp() -> bool:
-    # threading has to make up a name for a thread that Python did not start.
+    # threading makes up such a name for a thread that Python did not start.
     return threading.current_thread().name.startswith("Dummy-")
 
 

@@ -1,4 +1,4 @@
-"""A CUDA stream for copies beside the one that computes."""
+"""A CUDA stream for copies, separate from the compute stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class CopyStream:
-    """A CUDA stream for copies beside the compute stream; on a CPU everything runs in order."""
+    """A CUDA stream for copies; on a CPU everything runs in order."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,8 +1,8 @@
 """Read layers from their files ahead of the passes that need them.
 
-Threads read pieces of a layer past the system's cache into one of a few pinned blocks, a ring. The
-cache would gain nothing: what it could hold is held as pinned memory, and layers that do not fit
-displace each other in it. Where a file system cannot read past its cache, it is used.
+Threads read pieces of a layer, bypassing the system's cache, into one of a few pinned blocks, a
+ring. The cache would not help: pinned memory already holds what it could hold, and layers that do
+not fit evict each other. It is used only if the file system cannot bypass it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _NUM_READERS = 4
 
 
 class DamagedLayer(ExpectedError):
-    """A layer that cannot be read, or is not what was written."""
+    """Raised for a layer that cannot be read, or differs from what was written."""
 
 
 @dataclass(eq=False, slots=True)
 class RingBlock:
-    """A block of host memory that layers take turns in."""
+    """A block of host memory that layers use in turn."""
 
     content: Tensor
     copied: torch.cuda.Event | None = None
-    """Completes when the block may be overwritten; None: it may."""
+    """Event after which the block may be overwritten; None if it may be now."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,16 +44,16 @@ class _Reading:
     block: RingBlock
     started_s: float = field(default_factory=time.perf_counter)
     pieces: list[Future[float]] = field(default_factory=list)
-    """They return when they were done."""
+    """Futures that return the time of their end."""
 
 
 class DiskReader:
     """Reads layers into a ring of blocks.
 
     Args:
-        memory: Where blocks come from.
-        num_bytes: Size of the largest layer.
-        num_blocks: Layers that are read ahead, and the one that is copied.
+        memory: source of the blocks.
+        num_bytes: size of the largest layer.
+        num_blocks: number of layers that are read ahead, plus the one being copied.
     """
 
     def __init__(self, memory: HostMemory, num_bytes: int, num_blocks: int) -> None:
@@ -64,15 +64,15 @@ class DiskReader:
         # Layers that are being read or wait to be copied, the oldest first.
         self._ahead: OrderedDict[Path, _Reading] = OrderedDict()
         self.read_bytes = 0
-        """Bytes that were read and used."""
+        """Number of bytes that were read and used."""
         self.reading_s = 0.0
-        """Seconds in which they were read."""
+        """Time spent reading, in seconds."""
         self.waited_s = 0.0
-        """Seconds in which the rank waited for them."""
+        """Time that the rank waited for reads, in seconds."""
         self._last_end_s = 0.0
 
     def request(self, file: LayerFile) -> None:
-        """Begin to read a layer, if a block is free."""
+        """Start to read a layer if a block is free."""
         if file.path in self._ahead or not self._free:
             return
         reading = _Reading(self._free.pop(0))
@@ -82,40 +82,40 @@ class DiskReader:
         self._ahead[file.path] = reading
 
     def take(self, file: LayerFile) -> RingBlock:
-        """Return a block with the content of a layer, once it is read; give it back when copied.
+        """Return a block with the content of a layer; give it back when it is copied.
 
         Raises:
             DamagedLayer: the file cannot be read.
         """
         if file.path not in self._ahead and not self._free:
-            # Read for a direction that the pass did not take.
+            # Read ahead in a direction that the pass did not take.
             _, reading = self._ahead.popitem(last=False)
             wait(reading.pieces)
             self._free.append(reading.block)
         self.request(file)
         reading = self._ahead.pop(file.path)
         started_s = time.perf_counter()
-        wait(reading.pieces)  # of all: none may write into a block that is given up
+        wait(reading.pieces)  # for all: none may write into a block that is given back
         try:
             ended_s = max([piece.result() for piece in reading.pieces])
         except OSError as error:
             self._free.append(reading.block)
             raise _explain(file, error) from error
         self.waited_s += time.perf_counter() - started_s
-        # Readings overlap at their ends, since the threads take pieces in order.
+        # Reads overlap at their ends, since the threads take pieces in order.
         self.reading_s += ended_s - max(reading.started_s, min(self._last_end_s, ended_s))
         self._last_end_s = ended_s
         self.read_bytes += file.layout.num_bytes
         return reading.block
 
     def give_back(self, block: RingBlock, copied: torch.cuda.Event | None) -> None:
-        """Let a block be filled again once what was recorded has completed."""
+        """Allow a block to be filled again after the recorded copy."""
         block.copied = copied
         self._free.append(block)
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Measured rate of the disk in bytes per second; None: nothing was read."""
+        """Measured rate of the disk, in bytes per second; None before the first read."""
         return self.read_bytes / self.reading_s if self.reading_s else None
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class DiskReader:
         if (known := self._files.get(path)) is not None:
             return known
         opened = open_direct(path)
-        # Threads may open a file at the same moment: one descriptor is kept.
+        # Threads may open a file at the same moment: only one descriptor is kept.
         kept = self._files.setdefault(path, opened)
         if kept != opened:
             os.close(opened)
@@ -143,7 +143,7 @@ class DiskReader:
 
 
 def read_block(file: LayerFile, target: Tensor) -> None:
-    """Read a layer to host memory that begins a page, by several threads.
+    """Read a layer into page-aligned host memory, in several threads.
 
     Raises:
         DamagedLayer: the file cannot be read.
@@ -165,7 +165,7 @@ def read_block(file: LayerFile, target: Tensor) -> None:
 
 
 def check_block(file: LayerFile, block: Tensor) -> None:
-    """Check that a layer which was read is what was written, by several threads.
+    """Check that a layer is what was written, in several threads.
 
     Raises:
         DamagedLayer: it is not.
@@ -176,19 +176,19 @@ def check_block(file: LayerFile, block: Tensor) -> None:
     if checksums != file.checksums:
         raise DamagedLayer(
             f"A layer of the model in {file.path} is not what was written there.",
-            "Check that disk, and resume the run: what is damaged is made again",
+            "Check that disk, and resume the run: damaged layers are made again",
         )
 
 
 def _explain(file: LayerFile, error: OSError) -> DamagedLayer:
     return DamagedLayer(
         f"A layer of the model could not be read from {file.path}: {error}.",
-        "Check that disk, and resume the run: what cannot be read is made again",
+        "Check that disk, and resume the run: unreadable layers are made again",
     )
 
 
 def open_direct(path: Path) -> int:
-    """Return a descriptor that reads past the system's cache where the file system can.
+    """Return a descriptor that bypasses the system's cache if the file system supports it.
 
     Raises:
         OSError: the file cannot be opened.

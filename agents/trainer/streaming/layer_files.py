@@ -1,9 +1,9 @@
-"""Layers as files, made once and kept for the next run.
+"""Layers as files, written once and kept for the next run.
 
-Each file is a safetensors file with one tensor of bytes, the layer's block, that begins a page: so
-it can be read past the system's cache. The folder is named by all that decides the bytes: the
-model's files, how they are quantized, the kind of device that did it, our format. Checksums show
-what a disk has changed since.
+Each file is a safetensors file with one tensor of bytes, the layer's page-aligned block, so it can
+be read without the system's cache. The folder's name hashes everything that determines the bytes:
+the model's files, their quantization, the kind of device that did it, and the format. Checksums
+show later changes by a disk.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from torch import Tensor
 from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.streaming.layout import PAGE_BYTES, BlockLayout
 
-# Raised when files of earlier versions would be read wrongly.
+# Increased when files of earlier versions would be read wrongly.
 _FORMAT = 2
 # Disk space that writing leaves free, in bytes.
 _LEFT_BYTES = 4 << 30
-# Folders of models that nobody has streamed for so long are removed, in seconds.
+# Age after which folders of models that are no longer streamed are removed, in seconds.
 _KEPT_S = 30 * 86400.0
-# Files that a killed process did not finish are removed after so long, in seconds.
+# Age after which files that a killed process left unfinished are removed, in seconds.
 _PARTIAL_S = 3600.0
 _TENSOR = "layer"
-# Beginning of the names of files that are being written.
+# Prefix of the names of files that are being written.
 _PARTIAL = ".partial-"
 # Name of the file by which ranks claim layers.
 _CLAIMS = ".claims"
-# Limit of the head of a file, in bytes: one that claims more is damaged.
+# Limit of a file's header, in bytes: a file that claims more is damaged.
 _MAX_HEADER_BYTES = 1 << 26
 PIECE_BYTES = 1 << 24
-"""Size of the pieces of a block that are read at once and have a checksum each, in bytes."""
+"""Size of the pieces of a block that are read together and share a checksum, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,12 +57,12 @@ class LayerFile:
     """CRC-32 of each piece of the block."""
 
 
-class LayerFiles:
+class StreamedLayerFiles:
     """Files of the layers of one model.
 
     Args:
-        folder: Of such folders of all models.
-        about: All that decides the bytes of the layers.
+        folder: parent of the folders of all models.
+        about: everything that determines the bytes of the layers.
     """
 
     def __init__(self, folder: Path, about: dict[str, str]) -> None:
@@ -71,11 +71,11 @@ class LayerFiles:
 
     @property
     def claims_path(self) -> Path:
-        """File by which ranks of one PC claim layers, see `LayerClaims`."""
+        """File by which ranks of one PC claim layers; see `LayerClaims`."""
         return self._folder / _CLAIMS
 
     def find(self, place: int) -> LayerFile | None:
-        """Return the file of a layer, or None if it has to be made."""
+        """Return the file of a layer, or None if it has to be written."""
         path = self._path(place)
         try:
             with path.open("rb") as file:
@@ -85,6 +85,7 @@ class LayerFiles:
             layout = BlockLayout.from_text(about["layout"])
             known, *checksums = json.loads(about["checksums"])
             is_whole = (
+                # The layout decides where tensors are read, so it has its own checksum.
                 known == zlib.crc32(about["layout"].encode())
                 and len(checksums) == len(range(0, layout.num_bytes, PIECE_BYTES))
                 and path.stat().st_size == start + layout.num_bytes
@@ -96,7 +97,7 @@ class LayerFiles:
         return LayerFile(path=path, layout=layout, start=start, checksums=tuple(checksums))
 
     def prepare(self, num_bytes: int) -> None:
-        """Make the folder, and check that the disk has room for so many bytes and some to spare.
+        """Create the folder, and check that the disk has enough space and a margin.
 
         Raises:
             ExpectedError: it has not, or the folder cannot be written to.
@@ -118,13 +119,13 @@ class LayerFiles:
             )
 
     def write(self, place: int, layout: BlockLayout, block: Tensor) -> LayerFile:
-        """Write a layer, which then appears at once and whole.
+        """Write a layer, whose file appears atomically.
 
         Raises:
-            ExpectedError: the disk does not take it.
+            ExpectedError: the disk cannot store it.
         """
         path = self._path(place)
-        # Two ranks may make the same file, each under a name of its own.
+        # Two ranks may write the same file, each under its own temporary name.
         partial = path.with_name(f"{_PARTIAL}{place}.{os.getpid()}.{threading.get_ident()}")
         checksums = tuple(zlib.crc32(piece.numpy()) for _, piece in cut(block))
         header = _make_header(layout, checksums)
@@ -135,6 +136,7 @@ class LayerFiles:
                 file.write(memoryview(block.numpy()))
                 file.flush()
                 os.fsync(file.fileno())
+            # Atomic: other ranks find a whole file or none.
             partial.replace(path)
         except OSError as error:
             with suppress(OSError):
@@ -143,8 +145,9 @@ class LayerFiles:
         return LayerFile(path=path, layout=layout, start=len(header), checksums=checksums)
 
     def mark_used(self) -> None:
-        """Remember that these files are used, and remove those that nobody uses any more."""
+        """Mark these files as used, and remove those that are no longer used."""
         with suppress(OSError):
+            # The folder's time stands for the last use of all its files.
             os.utime(self._folder)
         with suppress(OSError):
             for other in self._folder.parent.iterdir():
@@ -168,7 +171,7 @@ def cut(block: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _is_older(path: Path, age_s: float) -> bool:
-    """Return whether nobody has changed a file or folder for so long; False: it is gone."""
+    """Return whether it is older than `age_s`; False if missing."""
     try:
         return path.stat(follow_symlinks=False).st_mtime < time.time() - age_s
     except OSError:
@@ -176,7 +179,7 @@ def _is_older(path: Path, age_s: float) -> bool:
 
 
 def _make_header(layout: BlockLayout, checksums: tuple[int, ...]) -> bytes:
-    """Return the head of a safetensors file, padded with blanks so that a page begins behind it."""
+    """Return the header of a safetensors file, padded with blanks to the end of a page."""
     tensor = {"dtype": "U8", "shape": [layout.num_bytes], "data_offsets": [0, layout.num_bytes]}
     about = layout.to_text()
     known = [zlib.crc32(about.encode()), *checksums]

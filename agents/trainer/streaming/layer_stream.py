@@ -1,15 +1,14 @@
 """Copy frozen layers to the device just before they compute.
 
-Streamed layers take turns in a few slots of device memory. When a layer begins, in the forward or
-in the backward pass, the copy of the next ones into slots that have become free is started on a
-stream of its own, so that it runs beside the layer's products. The backward pass begins with the
-layers that are still there. What memory is left holds some of the layers for good: they are spread
-evenly, so that between two copies there is as much to compute as possible.
+Streamed layers take turns in a few slots of device memory. When a layer starts, in the forward or
+in the backward pass, copies of the next ones into free slots start on a separate stream, so they
+overlap with the layer's products. The backward pass starts with the layers that are still there.
+Spare memory permanently holds some of the layers, spread evenly, so that there is as much
+computation as possible between two copies.
 
-A layer's tensors are views of a fixed place, so nothing that computes with them has to know. Their
-content is right from the moment the layer is called until the next one is, and again from the
-moment the gradient of its output is known. What autograd saves of them meanwhile are the same
-views.
+A layer's tensors are views of a fixed place, so code that computes with them is unaffected. Their
+content is valid from the call of the layer until the call of the next one, and again once the
+gradient of its output is known. Autograd saves the same views in between.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Bind = Callable[[dict[str, Tensor]], None]
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A place on the device that layers of one kind take turns in."""
+    """Device memory that layers of one kind use in turn."""
 
     block: Tensor
     held: _StreamedLayer | None = None
@@ -50,7 +49,7 @@ class _StreamedLayer:
     bind: Bind
     slot: _Slot = field(init=False)
     own: Tensor | None = None
-    """Its block on the device, while it stays there."""
+    """Its block on the device while it is resident."""
 
     @property
     def is_in_file(self) -> bool:
@@ -61,10 +60,10 @@ class LayerStream:
     """The layers of a model that are streamed to its device.
 
     Args:
-        device: Of the rank. On a CPU the same steps run in order.
-        num_slots: Places on the device for each kind of layers: one computes while the others are
-            copied.
-        reader: Reads the layers that are in files; None: none is.
+        device: device of the rank. On a CPU the same steps run in order.
+        num_slots: number of slots on the device per kind of layers: one computes while the others
+            are copied.
+        reader: reads layers from files; None if all are in memory.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class LayerStream:
         self._device = device
         self._copies = CopyStream(device)
         self._layers: list[_StreamedLayer] = []
-        # Those that are not resident, in the order of the forward pass, and where each is there.
+        # Layers that are not resident, in the order of the forward pass, and the index of each.
         self._order: list[_StreamedLayer] = []
         self._index: dict[int, int] = {}
         self._slots: dict[BlockLayout, list[_Slot]] = {}
@@ -84,15 +83,15 @@ class LayerStream:
         self.num_slots = num_slots
         self.reader = reader
         self.copied_bytes = 0
-        """Bytes that were copied to the device."""
+        """Number of bytes copied to the device."""
 
     def add(self, place: int, layout: BlockLayout, source: Tensor | LayerFile, bind: Bind) -> None:
         """Stream a layer from now on.
 
         Args:
-            place: index of the layer among all decoder layers; they come in any order.
-            layout: of its block.
-            source: the block in host memory, or the file that has it.
+            place: index of the layer among all decoder layers; layers are added in any order.
+            layout: layout of its block.
+            source: its block in host memory, or the file that contains it.
             bind: called with the layer's tensors whenever their place changes.
         """
         layer = _StreamedLayer(place, layout, source, bind)
@@ -103,8 +102,9 @@ class LayerStream:
         """Copy each of these streamed layers whenever it is about to compute.
 
         Args:
-            layers: All that were added, by index and in order.
+            layers: all added layers, by index and in order.
         """
+        # Ranks that divide the preparation add layers out of order.
         self._layers.sort(key=lambda layer: layer.place)
         self._arrange()
         self.modules.update(layers)
@@ -113,7 +113,7 @@ class LayerStream:
             layer.register_forward_hook(partial(self._end_forward, place))
 
     def visit(self) -> Iterator[nn.Module]:
-        """Yield the layers in order, each while its tensors are right: until the next one.
+        """Yield the layers in order, each with valid tensors until the next one.
 
         Raises:
             ExpectedError: a layer cannot be read.
@@ -123,13 +123,13 @@ class LayerStream:
             yield layer
 
     def do_when_there(self, place: int, action: Callable[[], None]) -> None:
-        """Do something that needs a layer's tensors before its next forward pass, once.
+        """Schedule an action that needs a layer's tensors, once, before its next forward pass.
 
-        It costs no copy of its own. A later action of the same layer replaces one that is due.
+        It costs no extra copy. A later action of the same layer replaces a pending one.
 
         Args:
             place: index of the layer among all decoder layers.
-            action: called when the tensors are right.
+            action: called when the tensors are valid.
         """
         self._due[place] = action
 
@@ -140,7 +140,7 @@ class LayerStream:
 
     @property
     def num_resident(self) -> int:
-        """Number of them that stay on the device for now."""
+        """Number of layers that currently stay on the device."""
         return len(self._layers) - len(self._order)
 
     @property
@@ -155,7 +155,7 @@ class LayerStream:
 
     @property
     def slot_bytes(self) -> int:
-        """Device memory of the slots in bytes."""
+        """Device memory of the slots, in bytes."""
         return sum(slot.block.nbytes for slots in self._slots.values() for slot in slots)
 
     @property
@@ -165,19 +165,19 @@ class LayerStream:
 
     @property
     def file_bytes(self) -> int:
-        """Size of those of them that are read from files, in bytes."""
+        """Size of the layers of `streamed_bytes` that are read from files, in bytes."""
         return sum(layer.layout.num_bytes for layer in self._order if layer.is_in_file)
 
     def keep_resident(self, max_bytes: float) -> None:
         """Keep layers on the device in up to `max_bytes`; stream the others.
 
-        Layers that come from a disk are the first to stay. If less memory is available, fewer stay.
+        Layers on a disk are the first to stay. If less memory is available, fewer stay.
 
         Raises:
             ExpectedError: a layer cannot be read.
         """
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # nothing may still use what is given up
+            torch.cuda.synchronize(self._device)  # kernels may still use the memory that is freed
         for layer in self._layers:
             layer.own = None
         for layer in choose_resident(self._layers, max_bytes):
@@ -192,21 +192,22 @@ class LayerStream:
         self._arrange()
 
     def reach(self, place: int, *, is_backward: bool) -> None:
-        """Make a layer's tensors right, and start the copies of those that follow.
+        """Make a layer's tensors valid, and start the copies of the following layers.
 
         Args:
             place: index of the layer among all decoder layers.
-            is_backward: whether the backward pass has reached it.
+            is_backward: True in the backward pass.
 
         Raises:
             ExpectedError: a layer cannot be read.
         """
         at = self._index.get(place)
-        if at is None:  # it stays on the device
+        if at is None:  # resident
             return
         layer, following = self._order[at], self._follow(at, is_backward=is_backward)
         self._load(layer)
         self._copies.block_compute(layer.slot.arrived)
+        # A slot of this or a nearer layer must not be overwritten.
         busy = {id(layer.slot)}
         for other in following:
             if id(other.slot) in busy:
@@ -221,29 +222,32 @@ class LayerStream:
             action()
 
     def _end_forward(self, place: int, module: nn.Module, args: Any, output: Any) -> None:
+        # Some classes return a tuple, with attention weights or a cache after the features.
         hidden = output if isinstance(output, Tensor) else output[0]
         if hidden.requires_grad:
+            # The hook runs when the gradient of the output is known, just before the layer's own
+            # backward.
             hidden.register_hook(lambda gradient: self.reach(place, is_backward=True))
 
     def _follow(self, at: int, *, is_backward: bool) -> Sequence[_StreamedLayer]:
         """Return the layers that compute after one, the nearest first."""
         if is_backward:
-            # At its end the slots hold what the next forward pass begins with.
+            # At its end the slots hold the first layers of the next forward pass.
             return self._order[:at][::-1]
         if torch.is_grad_enabled():
-            # Likewise for the backward pass.
+            # At its end the slots hold the first layers of the backward pass.
             return self._order[at + 1 :]
         return self._order[at + 1 :] + self._order[:at]
 
     def _load(self, layer: _StreamedLayer) -> None:
         slot = layer.slot
         if slot.held is not layer:
-            slot.held = None  # should the copy fail, the slot holds nothing
+            slot.held = None  # empty in case the copy fails
             self._copy(layer, slot.block)
             slot.held, slot.arrived = layer, self._copies.record()
 
     def _copy(self, layer: _StreamedLayer, target: Tensor) -> None:
-        """Start to copy a layer, behind everything that has been launched so far."""
+        """Start to copy a layer after all work launched so far."""
         if isinstance(layer.source, Tensor):
             self._copy_block(layer.source, target)
             return
@@ -270,7 +274,7 @@ class LayerStream:
                     return
 
     def _arrange(self) -> None:
-        """Give the layers that are not resident slots in turn, which hold nothing yet."""
+        """Assign empty slots in turn to the layers that are not resident."""
         self._order, self._index, self._counts = [], {}, {}
         for slots in self._slots.values():
             for slot in slots:
@@ -281,6 +285,7 @@ class LayerStream:
 
     def _stream(self, layer: _StreamedLayer) -> None:
         """Give a layer the next slot of its kind, and the next place in the order."""
+        # In turn, so that consecutive layers never share a slot.
         number = self._counts.get(layer.layout, 0)
         self._counts[layer.layout] = number + 1
         slots = self._slots.setdefault(layer.layout, [])
@@ -295,18 +300,18 @@ class LayerStream:
 
 def choose_resident(layers: Sequence[_StreamedLayer], max_bytes: float) -> list[_StreamedLayer]:
     """Return the layers that stay on the device: from a disk first, and spread evenly."""
-    found: list[_StreamedLayer] = []
+    resident: list[_StreamedLayer] = []
     for is_in_file in (True, False):
         kind = [layer for layer in layers if layer.is_in_file == is_in_file]
         sizes = [layer.layout.num_bytes for layer in kind]
-        left_bytes = max_bytes - sum(layer.layout.num_bytes for layer in found)
+        left_bytes = max_bytes - sum(layer.layout.num_bytes for layer in resident)
         fitting = count_fitting(sizes, left_bytes)
-        found += [kind[place] for place in spread(fitting, len(kind))]
-    return found
+        resident += [kind[place] for place in spread(fitting, len(kind))]
+    return resident
 
 
 def count_fitting(sizes: Sequence[int], max_bytes: float) -> int:
-    """Return how many blocks fit, whichever of them are chosen.
+    """Return the number of blocks that fit, for any choice of blocks.
 
     >>> count_fitting([3, 5, 3], 8.9), count_fitting([3, 5, 3], 2.0)
     (2, 0)

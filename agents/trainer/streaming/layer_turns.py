@@ -1,10 +1,11 @@
-"""Divide the making of layers among the ranks of one PC, whoever comes first.
+"""Divide the preparation of layers among the ranks of one PC, first come, first served.
 
 Each layer that is kept in a file, or in memory that ranks share, is claimed before it is read or
-made. A rank first makes what is missing and nobody has claimed, from a place of its own on, then
-reads what others have made. Claims are locks of the kernel, so they end with the process that holds
-them; whoever waits for a process that hangs makes the layer itself after a while. Two that make the
-same layer do no harm: a file appears whole, and memory is filled with the same bytes.
+prepared. A rank first prepares layers that are missing and unclaimed, from a different start than
+other ranks, then reads layers that others have prepared. Claims are locks of the kernel, so they
+end with the process that holds them; a rank that waits for a hanging process prepares the layer
+itself after a while. Two ranks that prepare the same layer do no harm: a file appears atomically,
+and memory is filled with the same bytes.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-# Seconds without any progress after which a layer is made although another process has claimed it:
-# more than the largest layer takes from a slow disk.
+# Time without progress after which a claimed layer is prepared anyway, in seconds: more than the
+# largest layer takes from a slow disk.
 _PATIENCE_S = 300.0
-# Seconds between two attempts to claim a layer.
+# Time between two attempts to claim a layer, in seconds.
 _POLL_S = 0.1
 _BUSY = (errno.EACCES, errno.EAGAIN)
 
@@ -28,7 +29,7 @@ class LayerClaims:
     """Claims of the layers of one model: each is a lock of one byte of a file, at its index.
 
     Args:
-        path: Of the file; claims always succeed where it cannot be made.
+        path: path of the file; claims always succeed if it cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,23 +40,23 @@ class LayerClaims:
             self._file = -1
 
     def take(self, place: int) -> bool:
-        """Claim a layer; return False if another process has."""
+        """Claim a layer; return False if another process has claimed it."""
         if self._file < 0:
             return True
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
         except OSError as error:
-            return error.errno not in _BUSY  # others: this file system knows no locks
+            return error.errno not in _BUSY  # others: this file system has no locks
         return True
 
     def close(self) -> None:
-        """Give up all claims."""
+        """Release all claims."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def give_back(self, place: int) -> None:
-        """Give up a claim, if there is one."""
+        """Release a claim, if it is held."""
         if self._file >= 0:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, place)
 
@@ -68,18 +69,18 @@ def take_turns(
     is_there: Callable[[int], bool],
     report: Callable[[int, int], None],
 ) -> Iterator[int]:
-    """Yield each layer once, at a time when no other process of this PC works on it.
+    """Yield each layer once, when no other process of this PC works on it.
 
     Args:
-        claims: Of the layers; closed at the end.
-        places: Their indices.
-        share: Where among them to begin, 0 to 1: ranks of one PC begin at different ones.
-        is_common: Returns whether other ranks use what is made; asked again as layers are made.
-        is_there: Returns whether such a layer has been made.
-        report: Called with the number of layers that are done and of all, also while waiting.
+        claims: claims of the layers; closed at the end.
+        places: indices of the layers.
+        share: start among them, 0 to 1, different for each rank of a PC.
+        is_common: returns whether other ranks use the layer; asked again as layers are prepared.
+        is_there: returns whether such a layer is prepared.
+        report: called with the number of finished layers and of all layers, also while waiting.
 
     Raises:
-        PeerLost: from `report`, where that notices it.
+        PeerLost: raised by `report`.
     """
     first = int(share * len(places))
     left = [*places[first:], *places[:first]]
@@ -93,6 +94,7 @@ def take_turns(
                 if time.monotonic() - since_s < _PATIENCE_S:
                     time.sleep(_POLL_S)
                     continue
+                # Its owner hangs: this rank prepares the layer itself.
                 place = left[0]
             yield place
             claims.give_back(place)
@@ -110,12 +112,12 @@ def _choose(
     is_common: Callable[[int], bool],
     is_there: Callable[[int], bool],
 ) -> int | None:
-    """Return a layer that was claimed: one to make before those to read; None: others have all."""
-    for place in [one for one in left if one in missing]:
+    """Return a claimed layer, missing ones before those to read; None if others have all."""
+    for place in [each for each in left if each in missing]:
         if claims.take(place):
             if not is_there(place):
                 return place
-            missing.discard(place)  # another rank has made it
+            missing.discard(place)  # another rank has prepared it
             claims.give_back(place)
-    ready = (one for one in left if one not in missing)
-    return next((one for one in ready if not is_common(one) or claims.take(one)), None)
+    ready = (each for each in left if each not in missing)
+    return next((each for each in ready if not is_common(each) or claims.take(each)), None)

@@ -1,10 +1,10 @@
 """One copy of the frozen layers for all ranks of a PC, in memory that each of them maps.
 
-The memory is a file without a name (`memfd_create`), so that it is not limited as /dev/shm is, and
-is gone with the last process that uses it, whatever ended that. The rank that comes first makes it,
-and writes down how others open it: through its own entries in /proc. Each layer has a slot there,
-of which only pages that are filled take memory. Who fills a slot has claimed the layer
-(`LayerClaims`), and marks it then; the others use what they find.
+The memory is a file without a name (`memfd_create`): unlike /dev/shm it has no limit, and it
+disappears with the last process that uses it, even a killed one. The first rank creates it, and
+records how others open it: through its own entries in /proc. Each layer has a slot there, of which
+only filled pages take memory. The rank that has claimed a layer (`LayerClaims`) fills its slot and
+then marks it; the others use its content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agents.errors import ExpectedError
 from agents.state import locked, read_json, write_json
 from agents.trainer.streaming.layout import PAGE_BYTES
 
-# Seconds to wait for another rank that makes the memory, which takes it a moment.
+# Time to wait for another rank that creates the memory, in seconds.
 _PATIENCE_S = 10.0
 
 
@@ -31,10 +31,11 @@ class SharedBlocks:
     """Blocks of the layers of one model, by index.
 
     Args:
-        file: Descriptor of the memory, which stays open as long as the process: others open it.
-        places: Indices of the layers.
-        slot_bytes: Limit of the size of a block, in bytes.
-        budget_bytes: Host memory that all blocks may take, in bytes.
+        file: descriptor of the memory, which stays open for the life of the process, since others
+            open it.
+        places: indices of the layers.
+        slot_bytes: limit of the size of a block, in bytes.
+        budget_bytes: host memory that all blocks may take, in bytes.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class SharedBlocks:
         self._slots = {place: number for number, place in enumerate(places)}
         self._slot_bytes = _to_pages(slot_bytes)
         self._marks_bytes = _to_pages(len(places))
+        # Every rank does this with the same size, so none depends on who comes first.
         os.ftruncate(file, self._marks_bytes + len(places) * self._slot_bytes)
         self._marks = self._map(0, self._marks_bytes)
         self.budget_bytes = budget_bytes
@@ -51,11 +53,11 @@ class SharedBlocks:
 
     @property
     def first_page(self) -> Tensor:
-        """A page (num_bytes,) of this memory, by which to try what can be done with it."""
+        """A page (num_bytes,) of this memory, to test operations such as pinning."""
         return self._marks[:PAGE_BYTES]
 
     def take(self, place: int, num_bytes: int) -> Tensor | None:
-        """Return the block (num_bytes,) of a layer as uint8, on a page; None: it is too large."""
+        """Return the page-aligned block (num_bytes,) of a layer, uint8; None if it is too large."""
         if num_bytes > self._slot_bytes:
             return None
         return self._map(self._marks_bytes + self._slots[place] * self._slot_bytes, num_bytes)
@@ -65,10 +67,11 @@ class SharedBlocks:
         return bool(self._marks[self._slots[place]])
 
     def mark_filled(self, place: int) -> None:
-        """Let other ranks use the block of a layer as it is now."""
+        """Let other ranks use the block of a layer in its current state."""
         self._marks[self._slots[place]] = 1
 
     def _map(self, start: int, num_bytes: int) -> Tensor:
+        # The tensor keeps the mapping alive.
         return torch.frombuffer(
             mmap.mmap(self._file, _to_pages(num_bytes), offset=start), dtype=torch.uint8
         )[:num_bytes]
@@ -77,21 +80,22 @@ class SharedBlocks:
 def join_blocks(
     path: Path, places: Sequence[int], slot_bytes: int, choose_budget: Callable[[], int]
 ) -> SharedBlocks | None:
-    """Return the memory that the ranks of this PC share, made now if this is the first of them.
+    """Return the memory that the ranks of this PC share; the first rank creates it.
 
     Args:
-        path: File of the attempt by which ranks find it.
-        places: Indices of the layers.
-        slot_bytes: Limit of the size of a layer's block, in bytes.
-        choose_budget: Returns how much host memory all blocks may take, in bytes.
+        path: file of the attempt by which ranks find it.
+        places: indices of the layers.
+        slot_bytes: limit of the size of a layer's block, in bytes.
+        choose_budget: returns the host memory that all blocks may take, in bytes.
 
     Returns:
-        None where this rank cannot share memory, or others share it for other layers.
+        None if this rank cannot share memory, or others share it for other layers.
     """
     wanted = {"places": list(places), "slot_bytes": slot_bytes}
     try:
         with locked(path.with_suffix(".lock"), _PATIENCE_S, "another rank makes this memory"):
             file, about = _open(path) or _make(path, wanted, choose_budget())
+        # Ranks with other layers cannot share.
         if {name: about[name] for name in wanted} != wanted:
             os.close(file)
             return None
@@ -101,11 +105,11 @@ def join_blocks(
 
 
 def _make(path: Path, wanted: dict[str, Any], budget_bytes: int) -> tuple[int, dict[str, Any]]:
-    """Make the memory; return its descriptor, and what others read about it.
+    """Create the memory; return its descriptor, and the record for other ranks.
 
     Raises:
-        OSError: there can be none.
-        ExpectedError: the disk does not take what others read.
+        OSError: it cannot be created.
+        ExpectedError: the disk cannot store the record.
     """
     name = secrets.token_hex(8)
     file = os.memfd_create(name, os.MFD_CLOEXEC)
@@ -115,10 +119,10 @@ def _make(path: Path, wanted: dict[str, Any], budget_bytes: int) -> tuple[int, d
 
 
 def _open(path: Path) -> tuple[int, dict[str, Any]] | None:
-    """Return both of memory that another rank has made; None: there is none any more.
+    """Return descriptor and record of a block that another rank created, or None if it is gone.
 
     Raises:
-        OSError: it is there, and this process may not use it.
+        OSError: it exists, but this process may not use it.
     """
     about = read_json(path)
     if about is None:
@@ -127,7 +131,7 @@ def _open(path: Path) -> tuple[int, dict[str, Any]] | None:
         file = os.open(f"/proc/{about['pid']}/fd/{about['file']}", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    # Another process may have the number of one that died.
+    # Another process may have reused the id of a dead one.
     if os.readlink(f"/proc/self/fd/{file}").startswith(f"/memfd:{about['name']}"):
         return file, about
     os.close(file)

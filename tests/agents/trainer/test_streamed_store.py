@@ -23,7 +23,7 @@ def test_a_slow_disk_is_named_with_its_rate_and_its_cost(monkeypatch, waited_s, 
     if is_warned:
         ((kind, fields),) = written
         assert kind == "warning"
-        assert "at 0.5 GB/s, for which this GPU waits 30% of the time" in fields["message"]
+        assert "at 0.5 GB/s, and this GPU waits for them 30% of the time" in fields["message"]
         assert "faster SSD" in fields["hint"]
 
 

@@ -97,14 +97,14 @@ def _add_probe(loop_class: Any, probe: Probe) -> Any:
 
 def _fix_setting(micro_tokens: int, num_recomputed: int) -> Any:
     def choose_setting(context: Any, state: Any, executor: Any, reserve: Any, resumed: Any) -> Any:
-        from agents.trainer.autotune import Choice, prove
+        from agents.trainer.autotune import SettingChoice, prove
         from agents.trainer.data.examples import choose_examples
         from agents.trainer.execution.setting import ExecutionSetting, apply_setting
 
         setting = ExecutionSetting(micro_tokens=micro_tokens, num_recomputed=num_recomputed)
         apply_setting(executor, setting)
         prove(executor, choose_examples(state.train, 0), evaluates=False)
-        return Choice(setting=setting, tried=[])
+        return SettingChoice(setting=setting, tried=[])
 
     return choose_setting
 

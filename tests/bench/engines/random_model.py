@@ -49,12 +49,12 @@ def save_outline(folder: Path, name: str, *, layers: int | None, size: Size) -> 
 def keep_no_layers() -> None:
     """Let this process write no layer for a later run."""
     from agents.errors import ExpectedError
-    from agents.trainer.streaming.layer_files import LayerFiles
+    from agents.trainer.streaming.layer_files import StreamedLayerFiles
 
-    def refuse(self: LayerFiles, num_bytes: int) -> None:
+    def refuse(self: StreamedLayerFiles, num_bytes: int) -> None:
         raise ExpectedError("this benchmark keeps no layers.")
 
-    LayerFiles.prepare = refuse  # type: ignore[method-assign]
+    StreamedLayerFiles.prepare = refuse  # type: ignore[method-assign]
 
 
 class RandomFile:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.contract.micro_shapes import group_examples
-from agents.trainer.data.examples import Example, Part, Segment
+from agents.trainer.data.examples import BatchPart, Example, Segment
 from app.planning.row_lengths import assume_lengths
 from tests.bench.planning.planning_jobs import SHAPES, Job, Row
 
@@ -120,7 +120,7 @@ class Rows:
         return self._examples[index]
 
 
-def make_rows(wanted: Row, job: Job, num_micro_batches: int) -> tuple[Rows, Part]:
+def make_rows(wanted: Row, job: Job, num_micro_batches: int) -> tuple[Rows, BatchPart]:
     """Return the rows of a run, and of them a step of so many micro-batches."""
     sides = 2 if job.objective == "dpo" else 1
     lengths = [(wanted.sequence,) * sides] * (max(1, wanted.batch // sides) * num_micro_batches)
@@ -142,7 +142,7 @@ def make_rows(wanted: Row, job: Job, num_micro_batches: int) -> tuple[Rows, Part
         for number, pair in enumerate(lengths, 1)
     ]
     places = list(range(num_chosen))
-    part = Part(examples=examples[:num_chosen], places=places, positions=places)
+    part = BatchPart(examples=examples[:num_chosen], places=places, positions=places)
     return Rows(examples), part
 
 

@@ -1,7 +1,7 @@
-"""Which rank holds which layers, and in which copy of the model.
+"""Assignment of layers to ranks and replicas.
 
-A replica is a row of ranks that hold the whole model together, and computes its own part of each
-batch. Replicas may be cut at different layers.
+A replica is a row of ranks that hold the whole model together and compute one part of each batch.
+Replicas may be cut at different layers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agents.trainer.model.layer_holdings import ModelOutline
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """Layers that no replica divides, and the rank of each replica that holds them."""
+    """Consecutive layers that no replica divides, and the rank of each replica that holds them."""
 
     first: int
     stop: int
@@ -25,24 +25,24 @@ class Stretch:
 
 
 class Replicas:
-    """Stages of all ranks by replica.
+    """Stages of all ranks, grouped by replica.
 
     Args:
-        stages: of all ranks, in rank order.
+        stages: stages in rank order.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self.stages = tuple(stages)
         numbers = sorted({stage.replica for stage in stages})
+        in_order = sorted(stages, key=lambda stage: stage.first_layer)
         self.rows = tuple(
-            tuple(sorted((one for one in stages if one.replica == number), key=_first_layer))
-            for number in numbers
+            tuple(stage for stage in in_order if stage.replica == number) for number in numbers
         )
         """Stages of each replica, in the order of the layers."""
         self.num_layers = max(stage.stop_layer for stage in stages)
 
     def find(self, rank: int) -> tuple[int, int]:
-        """Return the replica of a rank and its place in it, both from 0."""
+        """Return the replica of a rank and the rank's place in it, both from 0."""
         return next(
             (number, place)
             for number, row in enumerate(self.rows)
@@ -51,40 +51,37 @@ class Replicas:
         )
 
     def share_of(self, rank: int) -> float:
-        """Return the part of the layers that a rank holds."""
+        """Return the fraction of the layers that a rank holds."""
         return self.stages[rank].num_layers / self.num_layers
 
     def stretches(self) -> Iterator[Stretch]:
-        """Yield the stretches that are whole in every replica, in order.
+        """Yield the stretches of layers that are whole in every replica, in order.
 
         >>> ends = [(0, 0, 2), (0, 2, 4), (1, 0, 4)]
-        >>> found = Replicas([
+        >>> replicas = Replicas([
         ...     Stage(rank=rank, replica=replica, first_layer=first, stop_layer=stop)
         ...     for rank, (replica, first, stop) in enumerate(ends)
         ... ])
-        >>> [(one.first, one.stop, one.holders) for one in found.stretches()]
+        >>> [(stretch.first, stretch.stop, stretch.holders) for stretch in replicas.stretches()]
         [(0, 2, (0, 2)), (2, 4, (1, 2))]
         """
+        # Every end of a stage in any replica also cuts the stretches of the others.
         ends = sorted({0} | {stage.stop_layer for stage in self.stages})
         for first, stop in pairwise(ends):
             holders = tuple(
-                next(one.rank for one in row if one.first_layer <= first < one.stop_layer)
+                next(item.rank for item in row if item.first_layer <= first < item.stop_layer)
                 for row in self.rows
             )
             yield Stretch(first=first, stop=stop, holders=holders)
 
 
-def _first_layer(stage: Stage) -> int:
-    return stage.first_layer
-
-
 def choose_stages(
     cut: ModelCut | None, outline: ModelOutline, world_size: int
 ) -> tuple[Stage, ...]:
-    """Return the stage of each rank: as planned, else equal ones in one replica.
+    """Return the stage of each rank: as planned, else equal stages in one replica.
 
     Raises:
-        ExpectedError: the model has fewer layers than there are ranks, or others than planned.
+        ExpectedError: the model has fewer layers than there are ranks, or not as many as planned.
     """
     outline.require_layers("pipeline")
     num_layers = outline.num_layers
@@ -100,7 +97,7 @@ def choose_stages(
             f"parallel: pipeline has {world_size} stages, but the model has {num_layers} layers.",
             f"Name at most {num_layers} GPUs in nodes, or use parallel: data",
         )
-    # Rounded up: the last stage has the head as well.
+    # Rounded up, so the last stage has fewer layers: it also has the head.
     ends = [-(-place * num_layers // world_size) for place in range(world_size + 1)]
     return tuple(
         Stage(

@@ -1,8 +1,8 @@
-"""What stages of several replicas exchange beside features: gradients, and states.
+"""Messages between replicas of a pipeline: gradients and states.
 
-Replicas may be cut differently, so gradients are summed stretch by stretch of the layers, by the
-ranks that hold it. Each sends its gradients to all others and adds up in the order of the replicas:
-so all have the same sums to the last bit, and a group of two needs no more bytes than a ring.
+Replicas may be cut differently, so gradients are summed per stretch of layers by the ranks that
+hold it. Each rank sends its gradients to all other holders and adds in the order of the replicas.
+So all get bit-equal sums, and a group of two sends no more bytes than a ring would.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from agents.trainer.parallel.pipeline.cut import Replicas
 from agents.trainer.parallel.pipeline.whole_state import NUM_ROWS, WholeState
 from agents.trainer.rank.group import Group
 
-# Tags of these messages; those of micro-batches are lower.
+# First tag of these messages; those of micro-batches are lower.
 _TAG = 1 << 20
 
 
 class Stretches:
-    """Parameters of this rank by stretch of layers, and who else holds them.
+    """Parameters of this rank per stretch of layers, with the other ranks that hold them.
 
     Args:
         group: all ranks.
         replicas: stages of all ranks.
         flat: trained parameters of this rank.
-        layers: index of the layer that each parameter belongs to, by name.
+        layers: index of the layer of each parameter, by name.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Stretches:
     ) -> None:
         self._group = group
         self._flat = flat
-        # Number, holders and places in the buffer of each stretch that another rank holds, too.
+        # Number, holders and spans in the buffer of each stretch that another rank holds, too.
         self._mine: list[tuple[int, tuple[int, ...], list[slice]]] = []
         for number, stretch in enumerate(replicas.stretches()):
             spans = _find_spans(flat, layers, stretch.first, stretch.stop)
@@ -47,11 +47,12 @@ class Stretches:
         """Sum the gradients of all replicas, in place.
 
         Raises:
-            PeerLost: another rank has gone.
+            PeerLost: another rank is gone.
         """
         for number, holders, spans in self._mine:
             packed = torch.cat([self._flat.gradients[span] for span in spans])
             parts = _exchange_all(self._group, packed, holders, number)
+            # In the order of the replicas on every rank: float sums depend on the order.
             total = parts[0].clone()
             for part in parts[1:]:
                 total += part
@@ -64,7 +65,7 @@ class Stretches:
             rows: numbers of all parameters of this rank, each in the order of its buffer.
 
         Raises:
-            PeerLost: another rank has gone.
+            PeerLost: another rank is gone.
         """
         for number, holders, spans in self._mine:
             for place, row in enumerate(rows):
@@ -93,10 +94,10 @@ def gather(
         rows: numbers of this rank's parameters; see `read_rows`.
         names: parameters of each rank of the first replica, in the order of its buffer.
         writers: ranks that write.
-        state: gets the numbers, if this rank writes.
+        state: destination of the numbers if this rank writes, else None.
 
     Raises:
-        PeerLost: another rank has gone.
+        PeerLost: another rank is gone.
     """
     for stage in replicas.rows[0]:
         for row in range(len(rows)):
@@ -108,14 +109,15 @@ def gather(
                 _wait_all([_start_send(group, message, to, row) for to in others])
             elif state is not None:
                 like = rows[row].new_empty(state.count(names[stage.rank]))
-                found = _receive(group, like, stage.rank, row)
-                state.put(row, names[stage.rank], found.cpu())
+                received = _receive(group, like, stage.rank, row)
+                state.put(row, names[stage.rank], received.cpu())
 
 
 def _find_spans(
     flat: FlatParameters, layers: Mapping[str, int], first: int, stop: int
 ) -> list[slice]:
-    """Return where the parameters of layers from `first` to before `stop` lie in the buffer."""
+    """Return the spans in the buffer of the parameters of layers `first` to `stop` - 1."""
+    # Layers of a stretch need not be adjacent in the buffer: vectors lie after all matrices.
     spans, start = [], 0
     for name, view in flat.views.items():
         end = start + view.numel()
@@ -126,8 +128,9 @@ def _find_spans(
 
 
 def _exchange_all(group: Group, mine: Tensor, holders: Sequence[int], tag: int) -> list[Tensor]:
-    """Return the tensors of all holders, in their order; each sends its own to all others."""
+    """Return the tensors of all holders in their order; each holder sends its own to the others."""
     found = {group.rank: mine}
+    # Gloo sends from host memory alone.
     message = mine.cpu()
     waits: list[Callable[[], None]] = []
     for other in holders:
@@ -147,6 +150,7 @@ def _unpack(row: Tensor, spans: Sequence[slice], packed: Tensor) -> None:
 def _start_send(group: Group, message: Tensor, to: int, tag: int) -> Callable[[], None]:
     wait = group.start_send(message, to, tag=_TAG + tag)
 
+    # The default keeps the message alive: Gloo reads its memory until the wait returns.
     def finish(kept: Tensor = message) -> None:
         wait()
 
@@ -154,7 +158,7 @@ def _start_send(group: Group, message: Tensor, to: int, tag: int) -> Callable[[]
 
 
 def _receive(group: Group, like: Tensor, source: int, tag: int) -> Tensor:
-    """Return what a rank sends, as large as `like` and on its device."""
+    """Return the message of a rank, with the shape and device of `like`."""
     message, wait = _start_receive(group, like, source, tag)
     wait()
     return message.to(like.device)
@@ -163,7 +167,7 @@ def _receive(group: Group, like: Tensor, source: int, tag: int) -> Tensor:
 def _start_receive(
     group: Group, like: Tensor, source: int, tag: int
 ) -> tuple[Tensor, Callable[[], None]]:
-    """Return the buffer of a message, and what waits until it has come."""
+    """Return the buffer of a message, and a function that waits until it has arrived."""
     message = torch.empty_like(like, device="cpu")
     return message, group.start_receive(message, source, tag=_TAG + tag)
 

@@ -1,13 +1,13 @@
-"""In which order a stage takes its forward and backward passes.
+"""Order of the forward and backward passes of a stage.
 
-One forward, one backward (Narayanan et al. 2019, arXiv:1806.03377) with a deeper start: a stage
-begins with so many forward passes more than the next one that features and gradients can travel
-while it computes. A start of one more, as usual, leaves a stage waiting for each message there and
-back: with 1 Gb/s between four stages it computes 44 % of the time, with two more 81 %. What it
-costs is memory: activations of more micro-batches are held at once.
+One forward, one backward (Narayanan et al. 2019, arXiv:1806.03377) with a deeper start: each stage
+starts with enough extra forward passes that features and gradients travel while it computes. With
+the usual single extra pass a stage waits for each round trip: four stages over 1 Gb/s compute 44 %
+of the time, and 81 % with two more passes. The cost is memory, since activations of more
+micro-batches are held at once.
 
-The order is fixed, and gradients are added in the order of the micro-batches whatever it is, so
-that the numbers do not depend on when a message arrives.
+The order is fixed and gradients are always added in the order of the micro-batches, so the numbers
+do not depend on the arrival time of a message.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Action = tuple[Literal["forward", "backward"], int]
 
 
 def plan_in_flight(depth: int, planned: Sequence[int | None]) -> tuple[int, ...]:
-    """Return how many micro-batches each stage holds at once, at most.
+    """Return the maximum number of micro-batches that each stage holds at once.
 
-    A stage never holds more than the one before it, which would wait for its gradient in vain.
+    A stage never holds more than the stage before it, which would wait for its gradient in vain.
 
     Args:
-        depth: forward passes by which a stage begins earlier than the next one; 1 without a wire.
-        planned: micro-batches that a plan has for each stage, in order; None: it has none.
+        depth: forward passes by which a stage starts before the next one; 1 without a network.
+        planned: planned number of micro-batches of each stage, in order; None if not planned.
 
     >>> plan_in_flight(2, [None] * 4), plan_in_flight(2, [None, 3, None, None])
     ((7, 5, 3, 1), (7, 3, 3, 1))
@@ -43,7 +43,7 @@ def plan_order(num_micro: int, in_flight: int) -> list[Action]:
 
     Args:
         num_micro: number of micro-batches.
-        in_flight: micro-batches that it holds at once; see `plan_in_flight`.
+        in_flight: number of micro-batches held at once; see `plan_in_flight`.
 
     >>> [f"{kind[0]}{number}" for kind, number in plan_order(4, 2)]
     ['f0', 'f1', 'b0', 'f2', 'b1', 'f3', 'b2', 'b3']

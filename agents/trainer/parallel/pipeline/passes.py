@@ -1,9 +1,9 @@
-"""The forward and backward passes of one stage over a batch.
+"""Forward and backward passes of one stage over a batch.
 
-Every stage knows the batch, so token ids, positions and dropout keys are made where they are
-needed; only features and their gradients travel. Rows that only fill a shape stay on their rank.
+Every stage knows the batch and makes token ids, positions and dropout keys itself, so only features
+and their gradients travel. Padding rows stay on their rank.
 
-Shape letters: M tokens of a micro-batch, with those that fill its shape; R real ones; H features.
+Shape letters: M tokens of a micro-batch with its padding; R real tokens; H features.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agents.errors import ExpectedError
-from agents.trainer.data.examples import Part
+from agents.trainer.data.examples import BatchPart
 from agents.trainer.execution.activation_offload import OffloadedBatch
 from agents.trainer.execution.executor import Executor
 from agents.trainer.model.micro_batch import MicroBatch
@@ -29,30 +29,30 @@ from agents.trainer.rank.device import SAVE_MEMORY_HINT, is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """What the backward pass of a micro-batch needs."""
+class _HeldPass:
+    """State that the backward pass of a micro-batch needs."""
 
     entered_MH: Tensor | None
-    """Features that came from the stage before; None in the first one."""
+    """Features from the stage before; None in the first stage."""
     output: Tensor
     """Features for the next stage (M, H), or the loss of the last one."""
     num_tokens: int
     offloaded: OffloadedBatch | None
-    """What waits in host memory; None: nothing does."""
+    """Activations in host memory; None if nothing is offloaded."""
 
 
 class StagePasses:
     """Runs the passes of this rank's stage in the pipeline's order.
 
     Args:
-        executor: over the layers of the stage.
-        flat: their trained parameters.
+        executor: executor of the stage's layers.
+        flat: trained parameters of these layers.
         stage: ends of this rank's stage.
-        transport: messages with the neighbors.
-        streams: features of each token in a message: 2 where the objective compares with the model
+        transport: messages to and from the neighbors.
+        streams: feature rows per token in a message: 2 if the objective also needs the model
             without its adapter.
-        in_flight: micro-batches that this stage holds at once.
-        in_flight_before: those of the stage before.
+        in_flight: number of micro-batches that this stage holds at once.
+        in_flight_before: that number of the stage before.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class StagePasses:
         self._streams = streams
         self._in_flight = in_flight
         self._in_flight_before = in_flight_before
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _HeldPass] = {}
 
-    def add_gradients(self, part: Part, groups: list[list[int]]) -> None:
-        """Do all passes of a part of a batch, cut into these micro-batches, from zero.
+    def add_gradients(self, part: BatchPart, groups: list[list[int]]) -> None:
+        """Compute the gradients of a part of a batch, cut into micro-batches, from zero.
 
         Raises:
-            ExpectedError: a micro-batch does not fit the memory.
-            PeerLost: another rank has gone.
+            ExpectedError: a micro-batch does not fit into memory.
+            PeerLost: another rank is gone.
         """
         picked = [part.pick(group) for group in groups]
         self._begin(picked, is_training=True)
@@ -100,29 +100,30 @@ class StagePasses:
             self._executor.end_batch()
             self._held.clear()
 
-    def evaluate(self, part: Part, groups: list[list[int]]) -> None:
+    def evaluate(self, part: BatchPart, groups: list[list[int]]) -> None:
         """Add the objective's sums over a part, from zero, without dropout or gradients."""
         picked = [part.pick(group) for group in groups]
         self._begin(picked, is_training=False)
         self._executor.begin_batch()
-        for number, one in enumerate(picked):
+        for number, micro in enumerate(picked):
             self._executor.beat()
             with torch.no_grad():
-                self._run_forward(number, one, self._receive(number), dropout=False)
-            # Nothing comes back that would show that these have arrived.
+                self._run_forward(number, micro, self._receive(number), dropout=False)
+            # No gradient comes back that would prove the arrival of these features.
             self._transport.confirm_features(number - self._in_flight)
         self._transport.finish()
 
-    def _begin(self, picked: list[Part], *, is_training: bool) -> None:
-        sizes = [sum(example.num_tokens for example in one.examples) for one in picked]
+    def _begin(self, picked: list[BatchPart], *, is_training: bool) -> None:
+        sizes = [sum(example.num_tokens for example in micro.examples) for micro in picked]
         self._transport.begin(sizes, streams=self._streams, is_training=is_training)
 
     def _receive(self, number: int) -> Tensor | None:
         return None if self._stage.is_first else self._transport.receive_features(number)
 
-    def _do_forward(self, number: int, part: Part) -> None:
+    def _do_forward(self, number: int, part: BatchPart) -> None:
         received = self._receive(number)
-        # The stage before takes this forward pass once it has the gradient of an earlier one.
+        # The stage before starts this pass only after it has received the gradient of an earlier
+        # one.
         self._transport.confirm_gradient(number - self._in_flight_before)
         while True:
             try:
@@ -133,12 +134,13 @@ class StagePasses:
             else:
                 return
             layers = self._executor.layers
+            # The failed pass may have offloaded activations already.
             layers.drop(layers.offloaded)
             self._make_room(part)
 
     def _run_forward(
-        self, number: int, part: Part, received: Tensor | None, *, dropout: bool
-    ) -> _Held:
+        self, number: int, part: BatchPart, received: Tensor | None, *, dropout: bool
+    ) -> _HeldPass:
         executor = self._executor
         batch = executor.prepare_micro_batch(part, dropout=dropout)
         num_tokens = sum(batch.lengths)
@@ -153,25 +155,28 @@ class StagePasses:
                 objective: Any = executor.objective
                 assert isinstance(objective, PassOn)
                 output, plain_MH = objective.pass_on(batch)
-                streams = [one[:num_tokens] for one in (output, plain_MH) if one is not None]
+                streams = [rows[:num_tokens] for rows in (output, plain_MH) if rows is not None]
                 self._transport.send_features(number, torch.cat(streams))
-        return _Held(entered_MH, output, num_tokens, executor.layers.offloaded)
+        return _HeldPass(entered_MH, output, num_tokens, executor.layers.offloaded)
 
     def _feed(
         self, received: Tensor | None, batch: MicroBatch, num_tokens: int
     ) -> tuple[Tensor | None, Any]:
-        """Return the leaf at which the backward pass ends, and what hands it to the layers."""
+        """Return the leaf at which the backward pass ends, and the context that feeds it to the
+        layers.
+        """
         if received is None:
             return None, nullcontext()
-        entered, *plain = (_fill(one, batch.num_tokens) for one in received.split(num_tokens))
+        entered, *plain = (_fill(rows, batch.num_tokens) for rows in received.split(num_tokens))
+        # A leaf of its own: the gradient of the features ends here and is sent back.
         entered.requires_grad_(torch.is_grad_enabled())
         return entered, self._stage.fed(entered, plain[0] if plain else None)
 
-    def _try_backward(self, number: int, part: Part) -> None:
-        """Do a backward pass, which uses up what it needs and cannot be repeated.
+    def _try_backward(self, number: int, part: BatchPart) -> None:
+        """Do a backward pass, which frees its graph and therefore cannot be repeated.
 
         Raises:
-            ExpectedError: it does not fit the memory.
+            ExpectedError: it does not fit into memory.
         """
         num_held = len(self._held)
         try:
@@ -183,7 +188,7 @@ class StagePasses:
 
     def _do_backward(self, number: int) -> None:
         held = self._held.pop(number)
-        # What it needs first comes back from host memory while the gradient is awaited.
+        # Copy activations back from host memory while the gradient is still on its way.
         self._executor.layers.start_backward(held.offloaded)
         gradient_MH = None
         if not self._stage.is_last:
@@ -192,12 +197,13 @@ class StagePasses:
         trained = list(self._flat.parameters.values())
         if self._executor.holds_gradients:
             leaves = [] if held.entered_MH is None else [held.entered_MH]
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 held.output, [*leaves, *trained], gradient_MH, allow_unused=True
             )
-            entered_MH = found[0] if leaves else None
+            entered_MH = gradients[0] if leaves else None
+            # The stage before waits for this one: it is sent before the own gradients are added.
             self._send_gradient(number, entered_MH, held.num_tokens)
-            self._flat.add(found[len(leaves) :])
+            self._flat.add(gradients[len(leaves) :])
         else:
             torch.autograd.backward(held.output, gradient_MH)
             if held.entered_MH is not None:
@@ -208,8 +214,8 @@ class StagePasses:
         if entered_MH is not None:
             self._transport.send_gradient(number, entered_MH[:num_tokens])
 
-    def _make_room(self, part: Part) -> None:
-        """Make room for one more micro-batch, after one did not fit.
+    def _make_room(self, part: BatchPart) -> None:
+        """Free memory for one more micro-batch after one did not fit.
 
         Raises:
             ExpectedError: all layers recompute and offload already.
@@ -219,8 +225,8 @@ class StagePasses:
             raise _lack_memory(len(self._held) + 1, part, is_backward=False)
 
 
-def _lack_memory(num_held: int, part: Part, *, is_backward: bool) -> ExpectedError:
-    """Return the error of a stage that lacks memory for a pass beside what it holds."""
+def _lack_memory(num_held: int, part: BatchPart, *, is_backward: bool) -> ExpectedError:
+    """Return the error of a stage that lacks memory for one more pass."""
     num_tokens = sum(example.num_tokens for example in part.examples)
     one_of = "one of " if is_backward and num_held > 1 else ""
     held = f"{num_held} micro-batches" if num_held > 1 else "a micro-batch"
@@ -232,12 +238,12 @@ def _lack_memory(num_held: int, part: Part, *, is_backward: bool) -> ExpectedErr
 
 
 def _fill(rows_RH: Tensor, num_tokens: int, value: float | None = None) -> Tensor:
-    """Return features (M, H) of all tokens of a row that was filled to a shape.
+    """Return features (M, H) of all tokens of a row, padded to its shape.
 
     Args:
-        rows_RH: those of its real tokens.
+        rows_RH: features of the real tokens.
         num_tokens: M.
-        value: of the others; None: they repeat the last one, as norms divide by lengths.
+        value: value of the padding; None repeats the last row, since norms divide by lengths.
     """
     missing = num_tokens - len(rows_RH)
     if not missing:

@@ -1,12 +1,12 @@
-"""Pipeline: every rank holds some layers, and hands features on to the rank with the next ones.
+"""Pipeline: every rank holds some layers and sends features to the rank with the next ones.
 
-Micro-batches follow each other through the stages, so that all of them compute at once (see
-`order`). Several replicas of such a row of ranks divide a batch by their speeds, as the ranks of
-data parallel do; the gradient stays that of the batch's mean.
+Micro-batches follow each other through the stages, so all stages compute at once (see `order`).
+Several replicas of such a row of ranks divide a batch by their speeds, like the ranks of data
+parallel; the gradient is always that of the batch's mean.
 
-torch's own pipeline schedules are not used: their stages take the sizes of messages from the first
-micro-batch, while rows here are as long as they are; they know no second pass without the adapter,
-which a preference loss needs; and their 1F1B waits for each message that it sends.
+torch's pipeline schedules do not fit: their stages take message sizes from the first micro-batch,
+while rows here vary in length; they have no second pass without the adapter, which a preference
+loss needs; and their 1F1B waits for each message that it sends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
-from agents.trainer.data.examples import Examples, Part
+from agents.trainer.data.examples import BatchPart, Examples
 from agents.trainer.execution.executor import Executor
 from agents.trainer.model.experts import list_adapted
 from agents.trainer.model.layer_holdings import LayerHoldings, ModelOutline
@@ -57,15 +57,15 @@ from agents.trainer.parallel.pipeline.wire_format import WireFormat
 from agents.trainer.parallel.strategy import TrainedState
 from agents.trainer.rank.context import RankContext
 
-# Forward passes by which a stage begins earlier than the next one: one for the pass itself, one
-# for its message there and back.
+# Forward passes by which a stage starts before the next one: one for the pass itself, one for the
+# round trip of its message.
 _DEPTH = 2
-# Micro-batches of a batch for each stage: the stages idle for one in so many.
+# Micro-batches of a batch per stage. The idle time of a stage is that of about one of them.
 _MICRO_PER_STAGE = 4
 
 
 class Pipeline:
-    """Every rank holds a stage; a `Strategy`, which documents the methods in full."""
+    """Strategy in which every rank holds a stage; `Strategy` documents the methods."""
 
     # Set by `choose_layers`:
     _replicas: Replicas
@@ -88,7 +88,7 @@ class Pipeline:
     _transport: Transport
 
     def __init__(self, spec: RunSpec, context: RankContext) -> None:
-        """Refuse what stages do not train.
+        """Reject a run that stages cannot train.
 
         Raises:
             ExpectedError: the plan chose a pipeline for such a run.
@@ -101,7 +101,7 @@ class Pipeline:
         self._device = context.device
         self._intent = context.attempt.intent
         self._divisor = 1.0
-        self._has_told_rounding = False
+        self._has_reported_rounding = False
 
     @property
     def _stage(self) -> Stage:
@@ -109,12 +109,12 @@ class Pipeline:
 
     @property
     def _place(self) -> tuple[int, int]:
-        """Replica of this rank, and its place in it."""
+        """Replica of this rank, and its place in that replica."""
         return self._replicas.find(self._group.rank)
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Weight of each rank: the share of its replica, by its part of the layers."""
+        """Weight of each rank: the share of its replica times its fraction of the layers."""
         parts = self._balancer.shares
         return tuple(
             parts[self._replicas.find(rank)[0]] * self._replicas.share_of(rank)
@@ -132,7 +132,7 @@ class Pipeline:
 
     @property
     def work_share(self) -> float:
-        """Part of a token's work that this rank does."""
+        """Fraction of a token's work that this rank does."""
         return self._replicas.share_of(self._group.rank)
 
     @property
@@ -154,7 +154,7 @@ class Pipeline:
         )
 
     def divide(self, model: TrainedModel) -> TrainedModel:
-        """Return the model with its layers connected to the stages around."""
+        """Return the model with its layers connected to the neighboring stages."""
         stage = self._stage
         self._model = open_stage(model, stage.first_layer, stage.stop_layer, self._device)
         assert self._model.stage is not None
@@ -168,17 +168,17 @@ class Pipeline:
         return self._flat
 
     def join(self) -> None:
-        """Learn the parameters and adapters of all stages."""
-        trained = {name: to_wire(one) for name, one in place_trained(self._model).items()}
+        """Exchange the names of the parameters and adapters of all stages."""
+        trained = {name: to_wire(place) for name, place in place_trained(self._model).items()}
         lora = self._model.lora
         adapted = list_adapted(self._model.module) if lora is not None else []
         mine = {"trained": trained, "adapted": adapted}
         reports = self._group.exchange("stages", mine)
         rows = [reports[stage.rank] for stage in self._replicas.rows[0]]
         self._trained = {
-            name: from_wire(TrainedPlace, one)
+            name: from_wire(TrainedPlace, place)
             for row in rows
-            for name, one in row["trained"].items()
+            for name, place in row["trained"].items()
         }
         self._ends.adapted = tuple(name for row in rows for name in row["adapted"])
         self._whole = WholeValues(self.shapes, self._flat.layout)
@@ -188,11 +188,11 @@ class Pipeline:
         self._state = WholeState(self._whole, self._flat.values.dtype) if writes else None
 
     def copy_first_values(self) -> None:
-        """Let all replicas begin with the values of the first one."""
+        """Copy the values of the first replica to all others."""
         self._stretches.copy_from_first([self._flat.values])
 
     def make_reserve(self) -> Reserve:
-        """Return the memory that the optimizer over this stage needs."""
+        """Return the memory that the optimizer needs for this stage."""
         return Reserve(self._spec.optimizer, [self._flat.values], self._optimizer, self._device)
 
     def start(
@@ -211,6 +211,7 @@ class Pipeline:
         chosen = speeds or choose_first_shares(self._replica_speeds(tokens_per_s))
         is_active = self._spec.rebalance and self._spec.shares is None
         self._balancer = Balancer(chosen, active=is_active)
+        # Every stage must make the same micro-batches of a batch.
         executor.micro_tokens = self._agree_on_size(executor.micro_tokens)
         replica, place = self._place
         row = self._replicas.rows[replica]
@@ -234,9 +235,9 @@ class Pipeline:
         )
 
     def choose_batch(self, step: int) -> Batch:
-        """Return the batch of a step, cut by the shares of the replicas.
+        """Return the batch of a step, divided by the shares of the replicas.
 
-        Every stage gets the rows of its replica; the last one counts what they weigh.
+        Every stage gets the rows of its replica; only the last stage counts their weight.
         """
         batch = choose_batch(
             self._spec, self._examples, step, shares=self._balancer.shares, rank=self._place[0]
@@ -248,18 +249,18 @@ class Pipeline:
         )
 
     def add_gradients(self, batch: Batch, loss_scale: float | None) -> None:
-        """Compute the gradients of this stage, together with the others of the replica."""
+        """Compute the gradients of this stage together with the other stages of the replica."""
         if loss_scale is not None:
-            # Scaled as the mean: the sum over a large batch would overflow fp16 at once.
+            # Scaled as the mean: the gradients of a sum over a large batch would overflow fp16.
             self._executor.scale_gradients(loss_scale / batch.weight)
         self._divisor = batch.weight if loss_scale is None else loss_scale
         self._passes.add_gradients(batch.mine, self._group_rows(batch.mine))
-        if not self._has_told_rounding and (errors := self._transport.rounding_errors):
+        if not self._has_reported_rounding and (errors := self._transport.rounding_errors):
             self._context.journal.write("rounded", **errors)
-            self._has_told_rounding = True
+            self._has_reported_rounding = True
 
     def take_waited_s(self) -> float:
-        """Return how long this stage has waited for others within its passes, in seconds."""
+        """Return the time that this stage has waited for others within its passes, in seconds."""
         return self._transport.take_waited_s()
 
     def reduce(self) -> None:
@@ -271,7 +272,7 @@ class Pipeline:
         self._flat.gradients.div_(self._divisor)
         square = compute_norm(self._flat.gradients).double().square()
         if self._place[0]:
-            square = torch.zeros_like(square)  # the first replica counts for all
+            square = torch.zeros_like(square)  # all replicas have the same gradients
         self._group.sum(square)
         return square.sqrt().to(self._flat.gradients.dtype)
 
@@ -281,16 +282,16 @@ class Pipeline:
         clip_and_step(self._optimizer, self._flat, norm, most, learning_rate)
 
     def learn(self, seconds: Sequence[float], tokens: Sequence[float]) -> None:
-        """Let the shares follow the speeds of the replicas: those of their slowest stages."""
+        """Adapt the shares to the speeds of the replicas, each that of its slowest stage."""
         slowest = [max(seconds[piece.rank] for piece in pieces) for pieces in self._replicas.rows]
         self._balancer.learn(slowest, self._sum_by_replica(tokens))
 
     def regroup(self, kept: Sequence[int]) -> None:
-        """Refuse: what is lost are layers, which `find_gap` says before."""
-        raise RuntimeError("a pipeline does not go on without one of its stages")
+        """Raise an error: lost layers cannot be replaced. `find_gap` announces it."""
+        raise RuntimeError("a pipeline cannot continue without one of its stages")
 
     def evaluate(self, examples: Examples, first_place: int) -> Tensor:
-        """Return the sums over all examples, each replica doing its share."""
+        """Return the sums over all examples; each replica evaluates its share."""
         sums = torch.zeros_like(self._executor.sums)
         shares, replica = self._balancer.shares, self._place[0]
         for part in list_evaluated(examples, first_place, shares=shares, rank=replica):
@@ -300,10 +301,11 @@ class Pipeline:
         return sums
 
     def equalize(self, flag: bool) -> int:
-        """See `Strategy`. Brings the state of all stages to the ranks that write it, too."""
+        """See `Strategy`. Also brings the state of all stages to the ranks that write it."""
         rows = read_rows(self._flat, self._optimizer)
         num_flags = torch.tensor([float(flag)], dtype=torch.float64, device=self._device)
         self._group.sum(num_flags)
+        # Replicas on different GPUs may differ in the last bits.
         if len(self._replicas.rows) > 1:
             with self._context.guard.changing():
                 self._stretches.copy_from_first(rows)
@@ -325,13 +327,13 @@ class Pipeline:
         return found
 
     def find_gap(self) -> str:
-        """Return why no rank can save alone: others hold layers, or are to write them."""
+        """Return why no rank can save alone: others hold layers, or write them."""
         if self._group.world_size == 1:
             return ""
         return "in a pipeline the state of all layers comes together only at checkpoints"
 
     def export_state(self) -> TrainedState:
-        """Return the state of all stages as of the last `equalize`, on a rank that writes."""
+        """Return the state of all stages at the last `equalize`, on a rank that writes."""
         assert self._state is not None
         return self._state.export()
 
@@ -342,18 +344,20 @@ class Pipeline:
         plain: dict[str, Any],
         carried: dict[str, Tensor],
     ) -> None:
-        """Continue with the part of a saved state that belongs to this stage."""
+        """Restore the part of a saved state that belongs to this stage."""
         for name, value in values:
             if name in self._flat.views:
                 self._flat.views[name].copy_(value)
         load_optimizer(self._optimizer, self._flat, self._whole, optimizer)
 
-    def _group_rows(self, part: Part) -> list[list[int]]:
+    def _group_rows(self, part: BatchPart) -> list[list[int]]:
         lengths = [example.num_tokens for example in part.examples]
         return group_examples(lengths, self._executor.micro_tokens) if lengths else []
 
     def _agree_on_size(self, micro_tokens: int) -> int:
-        """Return the tokens of a micro-batch on all ranks: few enough to keep all stages busy."""
+        """Return the micro-batch size of all ranks, in tokens: small enough to keep all stages
+        busy.
+        """
         reports = self._group.exchange("micro-batches", {"micro_tokens": micro_tokens})
         lengths = self._examples.num_tokens
         cut = self._intent.cut
@@ -363,12 +367,14 @@ class Pipeline:
             num_micro = _MICRO_PER_STAGE * most_stages * len(self._replicas.rows)
             num_rows = self._spec.batch_sequences / num_micro
         smallest = min(int(report["micro_tokens"]) for report in reports)
+        # All stages of a replica must cut its rows alike, so the smallest size of any rank counts;
+        # a single row cannot be cut.
         return max(int(lengths.max()), min(smallest, int(num_rows * float(lengths.mean()))))
 
     def _replica_speeds(self, tokens_per_s: Sequence[float]) -> list[float]:
-        """Return the speed of each replica: that of its slowest stage, in tokens per second."""
+        """Return the speed of each replica, that of its slowest stage, in tokens per second."""
         return [
-            min(tokens_per_s[one.rank] / self._replicas.share_of(one.rank) for one in row)
+            min(tokens_per_s[s.rank] / self._replicas.share_of(s.rank) for s in row)
             for row in self._replicas.rows
         ]
 

@@ -1,11 +1,11 @@
-"""Features to the next stage and their gradients back, while the stage computes.
+"""Send features to the next stage and their gradients back while the stage computes.
 
-Every message has a buffer that waits for it before it is sent: receives are begun some
-micro-batches ahead. Sends are begun at once and waited for when an answer shows that they have
-arrived, so that a stage waits only for what it needs next. Messages of a GPU go through pinned host
-memory, so that no kernel waits for another PC.
+Receives start some micro-batches ahead, so every message finds a waiting buffer. Sends start at
+once; a send is waited for only when a reply proves its arrival, so a stage never waits longer than
+for its next input. Messages of a GPU go through pinned host memory, so no kernel waits for another
+PC.
 
-Shape letters: N rows of a message: the tokens of a micro-batch, once or twice; H hidden features.
+Shape letters: N rows of a message (tokens of a micro-batch, once or twice); H hidden features.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from agents.trainer.parallel.pipeline.wire_format import WireFormat
 from agents.trainer.rank.group import Group
 
 Wait = Callable[[], None]
-# Kinds of messages: features, and gradients.
+# Kinds of messages: features and gradients. The kind is part of the tag.
 _FORWARD, _BACKWARD = 0, 1
 _NUM_KINDS = 2
 
 
 @dataclass(slots=True)
 class _Lane:
-    """Messages of one direction between this rank and another one, in one batch."""
+    """Messages of one kind between this rank and another one, in one batch."""
 
     peer: int
     kind: int
     num_rows: Sequence[int] = ()
-    """Rows of each message."""
+    """Number of rows of each message."""
     receiving: dict[int, tuple[Tensor, Wait]] = field(default_factory=dict)
     num_begun: int = 0
     sending: dict[int, tuple[Tensor, Wait]] = field(default_factory=dict)
-    """Messages that may still be on their way: the buffer has to stay."""
+    """Messages that may still be in transit, whose buffers must stay alive."""
 
 
 class Transport:
-    """Messages of one stage with its neighbors.
+    """Messages of one stage to and from its neighbors.
 
     Args:
         group: all ranks.
-        device: of this rank.
-        wire: how features become a message.
-        previous: rank of the stage before; None: this is the first one.
-        following: rank of the stage behind; None: this is the last one.
-        ahead: messages whose receives are begun beside the next one.
+        device: device of this rank.
+        wire: encoding of features in a message.
+        previous: rank of the stage before; None for the first stage.
+        following: rank of the next stage; None for the last stage.
+        ahead: number of receives that are started in advance, in addition to the next one.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Transport:
         self._gradients_out = None if previous is None else _Lane(previous, _BACKWARD)
         self._errors: dict[str, float] = {}
         self._waited_s = 0.0
-        # On a GPU only its own clock knows how long it stood still.
+        # Kernels run later than the host: only events measure how long a GPU stood still.
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._may_pin = device.type == "cuda"
 
@@ -81,11 +81,12 @@ class Transport:
 
         Args:
             num_tokens: tokens of each micro-batch.
-            streams: features of each token in a message, 1 or 2.
-            is_training: whether gradients come back.
+            streams: feature rows per token in a message, 1 or 2.
+            is_training: True if gradients come back.
         """
         for lane in (self._inlet, self._outlet, self._gradients_in, self._gradients_out):
             if lane is not None:
+                # Features without the adapter have no gradient, so they do not come back.
                 factor = streams if lane.kind == _FORWARD else 1
                 is_used = is_training or lane.kind == _FORWARD
                 lane.num_rows = [factor * count for count in num_tokens] if is_used else []
@@ -94,60 +95,61 @@ class Transport:
         self._receive_ahead(self._gradients_in, 0)
 
     def receive_features(self, number: int) -> Tensor:
-        """Return what the stage before has sent for a micro-batch (N, H)."""
+        """Return the features of a micro-batch from the stage before (N, H)."""
         assert self._inlet is not None
         return self._receive(self._inlet, number)
 
     def send_features(self, number: int, hidden_NH: Tensor) -> None:
-        """Begin to send features to the next stage."""
+        """Start to send features to the next stage."""
         assert self._outlet is not None
         self._send(self._outlet, number, hidden_NH)
 
     @property
     def rounding_errors(self) -> dict[str, float]:
-        """Relative error of the first `features` and `gradients` that it has sent, if rounded."""
+        """Relative error of the first `features` and `gradients` sent, if they are rounded."""
         return dict(self._errors)
 
     def receive_gradient(self, number: int) -> Tensor:
-        """Return the gradient of what was sent for a micro-batch (N, H)."""
+        """Return the gradient of the features sent for a micro-batch (N, H)."""
         assert self._gradients_in is not None
-        found = self._receive(self._gradients_in, number)
+        gradient_NH = self._receive(self._gradients_in, number)
         self.confirm_features(number)
-        return found
+        return gradient_NH
 
     def send_gradient(self, number: int, gradient_NH: Tensor) -> None:
-        """Begin to send the gradient of what was received."""
+        """Start to send the gradient of the received features."""
         assert self._gradients_out is not None
         self._send(self._gradients_out, number, gradient_NH)
 
     def confirm_features(self, number: int) -> None:
-        """Release the features of a micro-batch, once they must have arrived."""
+        """Free the features of a micro-batch that must have arrived by now."""
         if self._outlet is not None:
             _release(self._outlet, number)
 
     def confirm_gradient(self, number: int) -> None:
-        """Release the gradient of a micro-batch, once it must have arrived."""
+        """Free the gradient of a micro-batch that must have arrived by now."""
         if self._gradients_out is not None:
             _release(self._gradients_out, number)
 
     def finish(self) -> None:
-        """Wait until everything has been sent."""
+        """Wait until all messages are sent."""
         for lane in (self._outlet, self._gradients_out):
             if lane is not None:
+                # A copy, since releasing removes entries.
                 for number in [*lane.sending]:
                     _release(lane, number)
 
     def abandon(self) -> None:
-        """Forget what is on its way, after an error: nobody will receive it."""
+        """Drop messages in transit after an error: no rank will receive them."""
         for lane in (self._inlet, self._outlet, self._gradients_in, self._gradients_out):
             if lane is not None:
                 lane.receiving.clear()
                 lane.sending.clear()
 
     def take_waited_s(self) -> float:
-        """Return for how long this stage has waited for messages since the last call, in seconds.
+        """Return the time spent waiting for messages since the last call, in seconds.
 
-        On a GPU this waits until the last of them has arrived.
+        On a GPU this blocks until the last of them has arrived.
         """
         for begin, end in self._waits:
             end.synchronize()
@@ -159,6 +161,7 @@ class Transport:
     def _receive_ahead(self, lane: _Lane | None, number: int) -> None:
         if lane is None:
             return
+        # Started early, so that the message finds a waiting buffer.
         last = min(number + self._ahead + 1, len(lane.num_rows))
         for place in range(lane.num_begun, last):
             buffer = self._make_buffer(lane.num_rows[place])
@@ -169,6 +172,7 @@ class Transport:
     def _receive(self, lane: _Lane, number: int) -> Tensor:
         self._receive_ahead(lane, number)
         buffer, wait = lane.receiving.pop(number)
+        # Timed, because waiting must not count as this stage's computing time.
         self._time(wait)
         return self._wire.decode(buffer.to(self._device, non_blocking=True))
 
@@ -179,7 +183,7 @@ class Transport:
             self._errors[name] = self._wire.measure_error(hidden_NH.detach(), message)
         if self._device.type != "cpu":
             buffer = self._make_buffer(len(message))
-            buffer.copy_(message)  # waits for the passes that make it
+            buffer.copy_(message)  # synchronizes with the passes that compute it
             message = buffer
         wait = self._group.start_send(message, lane.peer, tag=_NUM_KINDS * number + lane.kind)
         lane.sending[number] = (message, wait)
@@ -188,7 +192,7 @@ class Transport:
         if self._may_pin:
             try:
                 return self._wire.make_buffer(num_rows, is_pinned=True)
-            except RuntimeError:  # the host has no more memory that can be pinned
+            except RuntimeError:  # no more memory can be pinned
                 self._may_pin = False
         return self._wire.make_buffer(num_rows)
 

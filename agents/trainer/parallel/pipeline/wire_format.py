@@ -1,8 +1,8 @@
-"""How features and gradients become messages: as they are, or in 8 bits.
+"""Encoding of features and gradients in messages: unchanged or in 8 bits.
 
-With 8 bits each row is cut into blocks, each with the scale of its largest value, so that one large
-feature costs the precision of its block alone. Rounding is to the nearest: messages of equal
-features are equal, also after a resume.
+In 8 bits each row is cut into blocks with a scale each, that of the block's largest value, so an
+outlier costs precision only in its own block. Rounding is to nearest: equal features give equal
+messages, also after a resume.
 
 Shape letters: N rows of a message, H hidden features, W bytes of a row.
 """
@@ -12,18 +12,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Features that share a scale. 4 bytes of a scale make 6 % of the message.
+# Number of features that share a scale. A scale of 4 bytes is 6 % of the message.
 _BLOCK = 64
 _MOST = 127
 
 
 class WireFormat:
-    """Turns features (N, H) into messages and back.
+    """Converts features (N, H) to messages and back.
 
     Args:
-        width: hidden features H.
+        width: number of hidden features H.
         dtype: type in which the stages compute.
-        bits: bits of a feature on the wire: 16 for those that stages compute with, or 8.
+        bits: bits of a feature on the wire: 16 sends the computed type, 8 rounds.
     """
 
     def __init__(self, width: int, dtype: torch.dtype, bits: int = 16) -> None:
@@ -41,20 +41,21 @@ class WireFormat:
 
     @property
     def rounds(self) -> bool:
-        """Whether what arrives is not what was sent."""
+        """True if the message loses precision."""
         return self._bits == 8
 
     def measure_error(self, hidden_NH: Tensor, message: Tensor) -> float:
-        """Return the root mean square of what a message has lost, relative to its features."""
+        """Return the root mean square of the rounding error, relative to the features."""
         exact_NH = hidden_NH.float()
         lost_NH = self.decode(message).float() - exact_NH
+        # Relative to at least 1e-30: features may all be zero.
         return float(lost_NH.norm() / exact_NH.norm().clamp(min=1e-30))
 
     def make_buffer(self, num_rows: int, *, is_pinned: bool = False) -> Tensor:
         """Return host memory for a message of `num_rows` rows.
 
         Raises:
-            RuntimeError: the system pins no more memory.
+            RuntimeError: the system cannot pin more memory.
         """
         width, dtype = self._width, self._dtype
         if self._bits == 8:

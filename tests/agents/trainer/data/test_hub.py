@@ -130,7 +130,7 @@ class Unknown(RepositoryNotFoundError):
     ("error", "message", "hint"),
     [
         (Refused(), "behind a licence", "Accept it at https://huggingface.co/org/name, then give"),
-        (Unknown(), "or keeps it private", "if it is private, give the node your token"),
+        (Unknown(), "it is missing or private", "if it is private, give the node your token"),
         (OSError(""), "cannot be fetched from the hub: OSError", "Check the spelling"),
     ],
 )

@@ -17,7 +17,7 @@ def run_doubted(environ: dict[str, str]) -> None:
     os.environ.update(environ)
     from agents.trainer import run
     from agents.trainer.__main__ import main
-    from agents.trainer.autotune import Choice
+    from agents.trainer.autotune import SettingChoice
     from agents.trainer.execution.setting import ExecutionSetting, apply_setting
 
     def choose_setting(context, state, executor, reserve, resumed):
@@ -30,7 +30,7 @@ def run_doubted(environ: dict[str, str]) -> None:
             for place in range(3)
         ]
         change(tried[0])
-        return Choice(setting=tried[0], tried=tried, change=change)
+        return SettingChoice(setting=tried[0], tried=tried, change=change)
 
     run.choose_setting = choose_setting
     os._exit(main())

@@ -11,7 +11,7 @@ import torch
 from agents.contract.layer_plan import LayerPlan
 from agents.contract.spec import AdapterSpec
 from agents.errors import ExpectedError
-from agents.trainer.data.examples import Example, Part, Segment
+from agents.trainer.data.examples import BatchPart, Example, Segment
 from agents.trainer.execution import executor as compute_module
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
@@ -65,7 +65,7 @@ def make_executor(tiny_model):
 
 
 def part(samples, positions):
-    return Part(examples=samples, places=[0] * len(samples), positions=positions)
+    return BatchPart(examples=samples, places=[0] * len(samples), positions=positions)
 
 
 def gradients(executor, samples=SAMPLES, positions=POSITIONS):
@@ -157,7 +157,8 @@ def test_less_memory_means_smaller_pieces_of_the_same_batch(make_executor, monke
     assert_same(gradients(executor), expected)
     assert executor.micro_tokens == 30
     assert warnings == [
-        "Memory ran out; training goes on with at most 30 tokens at once. The batch stays the same."
+        "Memory ran out; training continues with at most 30 tokens at once. The batch stays the "
+        "same."
     ]
 
 

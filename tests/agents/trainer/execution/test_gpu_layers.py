@@ -10,7 +10,7 @@ import torch
 
 from agents.contract.layer_plan import LayerPlan
 from agents.contract.spec import AdapterSpec
-from agents.trainer.data.examples import Example, Part, Segment
+from agents.trainer.data.examples import BatchPart, Example, Segment
 from agents.trainer.execution.activation_offload import Offloader
 from agents.trainer.execution.cuda_graphs import CudaRecorder, GraphReplayer
 from agents.trainer.execution.executor import Executor
@@ -58,7 +58,7 @@ def make_part(*lengths):
         ids = draw.integers(6, 700, length).astype(np.int32)
         examples.append(Example((Segment(row, ids, np.arange(length) % 3 != 0),)))
     count = len(lengths)
-    return Part(examples=examples, places=[0] * count, positions=list(range(count)))
+    return BatchPart(examples=examples, places=[0] * count, positions=list(range(count)))
 
 
 UNEQUAL, EQUAL = make_part(1500, 700, 90), make_part(1024, 1024)

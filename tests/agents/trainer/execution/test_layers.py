@@ -8,7 +8,7 @@ import torch
 
 from agents.contract.layer_plan import LayerPlan
 from agents.contract.spec import AdapterSpec
-from agents.trainer.data.examples import Example, Part, Segment
+from agents.trainer.data.examples import BatchPart, Example, Segment
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.kernels import compiling
@@ -30,7 +30,7 @@ def make_part(*lengths):
         ids = np.arange(length, dtype=np.int32) * 7 % 700 + 6
         examples.append(Example((Segment(row, ids, np.arange(length) % 3 != 0),)))
     count = len(lengths)
-    return Part(examples=examples, places=[0] * count, positions=list(range(count)))
+    return BatchPart(examples=examples, places=[0] * count, positions=list(range(count)))
 
 
 def make_executor(tiny_model, plan, *, compiled, fused=False):

@@ -177,7 +177,7 @@ def test_a_head_of_unknown_making_is_left_to_the_model():
     expected = expected_loss(model)
     forward = Forward(wrap(model), CPU)
     assert isinstance(forward.head, FullLogitsHead)
-    assert "computes its logits in a way of its own" in forward.limits[0]
+    assert "computes its logits itself" in forward.limits[0]
     assert forward.flat
     batch = build_micro_batch([Example(tuple(SEGMENTS))], CPU)
     loss = forward.head.sum_loss(forward.features(batch), batch.label_N)

@@ -18,7 +18,7 @@ from agents.trainer.model.layer_store import StreamedLayers
 from agents.trainer.model.micro_batch import build_micro_batch
 from agents.trainer.model.model import build_trained_model, load_model
 from agents.trainer.streaming.host_memory import HostMemory
-from agents.trainer.streaming.layer_files import LayerFiles
+from agents.trainer.streaming.layer_files import StreamedLayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream
 from tests.agents.trainer.execution.test_layers import make_part
 from tests.agents.trainer.model.mixtures import save_mixture
@@ -96,7 +96,7 @@ def load_streamed(spec, path, folder, budget_bytes, messages, **settings):
     memory = HostMemory(CPU, budget_bytes, warn=lambda message, hint: messages.append(message))
     store = StreamedLayers(
         CPU,
-        LayerFiles(folder, {}),
+        StreamedLayerFiles(folder, {}),
         memory,
         warn=lambda message, hint: messages.append(message),
         report=lambda done, total: None,
@@ -161,7 +161,7 @@ def test_damaged_files_are_made_again_and_a_full_disk_stops_no_run(models, tmp_p
             stream.reader.close()
         return memory
 
-    write = LayerFiles.write
+    write = StreamedLayerFiles.write
 
     def write_few(files, place, *layer):
         if place == 2:
@@ -169,7 +169,7 @@ def test_damaged_files_are_made_again_and_a_full_disk_stops_no_run(models, tmp_p
         return write(files, place, *layer)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LayerFiles, "write", write_few)
+        patched.setattr(StreamedLayerFiles, "write", write_few)
         left_bytes = check(1 << 30).budget_bytes
     (message,) = messages
     assert "cannot be kept: The disk is full" in message

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from agents.contract.layer_plan import LayerPlan
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import AdapterSpec
-from agents.trainer.data.examples import Example, Part, Segment
+from agents.trainer.data.examples import BatchPart, Example, Segment
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.model.forward import Forward
@@ -37,7 +37,7 @@ PAIRS = [
     Example((segment(row, 9 + 5 * row, 4, 3), segment(row, 20 - 2 * row, 4, 11)))
     for row in range(1, 5)
 ]
-PART = Part(examples=PAIRS, places=list(range(4)), positions=[11, 12, 13, 14])
+PART = BatchPart(examples=PAIRS, places=list(range(4)), positions=[11, 12, 13, 14])
 
 
 class Pairs:

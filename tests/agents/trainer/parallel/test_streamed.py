@@ -123,7 +123,7 @@ def run_recording(environ: dict[str, str]) -> None:
     os.environ.update(environ)
     from agents.trainer.__main__ import main
     from agents.trainer.model import layer_store
-    from agents.trainer.streaming.layer_files import LayerFiles
+    from agents.trainer.streaming.layer_files import StreamedLayerFiles
 
     def record(module, name):
         usual = getattr(module, name)
@@ -135,7 +135,7 @@ def run_recording(environ: dict[str, str]) -> None:
 
         setattr(module, name, do)
 
-    record(LayerFiles, "write")
+    record(StreamedLayerFiles, "write")
     record(layer_store, "fill_block")
     record(layer_store, "check_block")
     os._exit(main())

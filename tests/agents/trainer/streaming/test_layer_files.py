@@ -11,7 +11,7 @@ from safetensors import safe_open
 from agents.errors import ExpectedError
 from agents.trainer.streaming import layer_files
 from agents.trainer.streaming.disk_reader import DamagedLayer, check_block, read_block
-from agents.trainer.streaming.layer_files import LayerFiles
+from agents.trainer.streaming.layer_files import StreamedLayerFiles
 from agents.trainer.streaming.layout import BlockLayout, allocate_block, fill_block, make_layout
 
 TENSORS = {
@@ -24,7 +24,7 @@ FACTS = {"a.weight": {"shape": [7, 1]}}
 
 @pytest.fixture
 def written(tmp_path):
-    files = LayerFiles(tmp_path / "layers", {"model": "1"})
+    files = StreamedLayerFiles(tmp_path / "layers", {"model": "1"})
     layout = make_layout(TENSORS, FACTS)
     block = torch.empty(layout.num_bytes, dtype=torch.uint8)
     fill_block(layout, TENSORS, block)
@@ -50,7 +50,7 @@ def test_a_layer_is_found_as_it_was_written(written):
 def test_what_is_missing_or_cut_off_or_of_another_model_is_made_again(written, tmp_path):
     files, file, _ = written
     assert files.find(2) is None
-    assert LayerFiles(tmp_path / "layers", {"model": "2"}).find(3) is None
+    assert StreamedLayerFiles(tmp_path / "layers", {"model": "2"}).find(3) is None
     whole = file.path.read_bytes()
     other = whole.replace(b"[7, 1]", b"[1, 7]", 1)
     assert other != whole
@@ -89,7 +89,7 @@ def test_a_disk_that_refuses_is_named_and_keeps_nothing(written, tmp_path, monke
     assert caught.value.hint == "Free space on that disk"
     (tmp_path / "file").touch()
     with pytest.raises(ExpectedError, match="keeping layers in"):
-        LayerFiles(tmp_path / "file", {}).prepare(1)
+        StreamedLayerFiles(tmp_path / "file", {}).prepare(1)
 
 
 def test_what_nobody_uses_or_finished_is_removed(written, tmp_path):

@@ -9,7 +9,7 @@ from torch import nn
 from agents.errors import ExpectedError
 from agents.trainer.streaming.disk_reader import DiskReader
 from agents.trainer.streaming.host_memory import HostMemory
-from agents.trainer.streaming.layer_files import LayerFiles
+from agents.trainer.streaming.layer_files import StreamedLayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream
 from agents.trainer.streaming.layout import fill_block, make_layout
 from tests.draws import seed
@@ -118,7 +118,7 @@ def test_layers_in_files_are_read_ahead(layers, tmp_path, num_blocks):
     memory = HostMemory(CPU, 1 << 20, warn=lambda message, hint: None)
     reader = DiskReader(memory, 4096, num_blocks)
     stream = LayerStream(CPU, num_slots=3, reader=reader)
-    stream_layers(layers, stream, LayerFiles(tmp_path, {}), in_files={0, 2, 3, 6})
+    stream_layers(layers, stream, StreamedLayerFiles(tmp_path, {}), in_files={0, 2, 3, 6})
     assert (stream.num_from_disk, stream.file_bytes) == (4, 4 * 4096)
     for _ in range(3):
         assert_same(compute(layers), expected)
@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_read_is_named(layers, tmp_path):
     memory = HostMemory(CPU, 1 << 20, warn=lambda message, hint: None)
     reader = DiskReader(memory, 4096, 2)
     stream = LayerStream(CPU, num_slots=2, reader=reader)
-    files = LayerFiles(tmp_path, {})
+    files = StreamedLayerFiles(tmp_path, {})
     stream_layers(layers, stream, files, in_files={4})
     expected = compute(layers)
     path = files.find(4).path

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agents.trainer.streaming import layer_turns
-from agents.trainer.streaming.layer_files import LayerFiles
+from agents.trainer.streaming.layer_files import StreamedLayerFiles
 from agents.trainer.streaming.layer_turns import LayerClaims, take_turns
 from agents.trainer.streaming.layout import fill_block, make_layout
 
@@ -27,7 +27,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def files(tmp_path):
-    found = LayerFiles(tmp_path, {})
+    found = StreamedLayerFiles(tmp_path, {})
     found.claims_path.parent.mkdir()
     return found
 

@@ -212,7 +212,9 @@ async def test_nodes_ask_the_hub_once_also_if_one_may_not_and_one_is_lost_in_the
     assert len(site.files) == asked
     assert {token for _, token in site.files} == {"one", "two"}
     assert [[file.path for file in one.files] for one in found if one] == [wanted] * 2
-    refused = f"pc: {MODEL} is behind a licence on the hub, which does not let this node in."
+    refused = (
+        f"pc: {MODEL} is behind a licence on the hub that this node's account has not accepted."
+    )
     assert said[:2] == [f"pc-0 downloads {MODEL} from the hub, for all nodes of the run", refused]
     assert f"pc-2 has {MODEL}: copying it to pc-0" in said
 
@@ -238,8 +240,8 @@ def test_where_nobody_can_download_it_the_error_says_what_each_said(
             spread()
         assert caught.value.message == (
             f"{MODEL} is on none of these PCs, and none of them can download it. alpha: its disk "
-            f"is full; beta was lost; this PC: {MODEL} is behind a licence on the hub, which does "
-            "not let this PC in"
+            f"is full; beta was lost; this PC: {MODEL} is behind a licence on the hub that "
+            "this PC's account has not accepted"
         )
         assert caught.value.hint.startswith("Free some space, or give the folder")
         assert "other" in site.refused

@@ -39,7 +39,7 @@ def test_a_plan_is_followed_but_not_for_another_model_or_other_ranks():
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(ExpectedError, match=r"3 stages, but the model has 2 layers"):
         choose_stages(None, outline(2), 3)
-    with pytest.raises(ExpectedError, match=r"cannot be told apart"):
+    with pytest.raises(ExpectedError, match=r"cannot be distinguished"):
         choose_stages(None, outline(0), 1)
 
 

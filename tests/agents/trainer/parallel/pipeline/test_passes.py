@@ -11,7 +11,7 @@ import torch
 from agents.contract.layer_plan import LayerPlan
 from agents.contract.spec import AdapterSpec
 from agents.errors import ExpectedError
-from agents.trainer.data.examples import Example, Part, Segment
+from agents.trainer.data.examples import BatchPart, Example, Segment
 from agents.trainer.execution.activation_offload import Offloader
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
@@ -27,12 +27,12 @@ CPU = torch.device("cpu")
 LENGTHS = (30, 5, 17, 9)
 
 
-def make_part() -> Part:
+def make_part() -> BatchPart:
     examples = []
     for row, length in enumerate(LENGTHS):
         ids = np.arange(length, dtype=np.int32) * (7 + row) % 700 + 6
         examples.append(Example((Segment(row, ids, np.arange(length) % 3 != 0),)))
-    return Part(examples=examples, places=[0] * len(LENGTHS), positions=[11, 12, 13, 14])
+    return BatchPart(examples=examples, places=[0] * len(LENGTHS), positions=[11, 12, 13, 14])
 
 
 @pytest.fixture
