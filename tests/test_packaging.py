@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.wheel_target import SUPPORTED_PYTHONS
+from agents.contract.environments import SUPPORTED_PYTHONS
 from app.nodes.archive import build_archive
 from tests.test_layers import ROOT, project_files
 

@@ -1,1 +1,1 @@
-"""What the master and its agents must agree on: the only part of agents that app imports."""
+"""Data and rules that the master and its agents share: the only part of agents that app imports."""

@@ -1,4 +1,4 @@
-"""List the peak figures of GPUs by the names that their drivers use.
+"""Peak figures of GPUs, by the names that their drivers use.
 
 FLOP/s are dense bf16 or fp16 with fp32 accumulation, at the boost clock of the reference card, from
 NVIDIA's own papers: "Ampere GA102 GPU Architecture" (RTX 30), "Ada GPU Architecture" (RTX 40),
@@ -6,9 +6,10 @@ NVIDIA's own papers: "Ampere GA102 GPU Architecture" (RTX 30), "Ada GPU Architec
 that those papers leave out have twice their fp32 shader rate, as all GeForce cards in them do.
 Memory, bandwidth, board power and bus come from the product pages of the same cards.
 
-Laptop GPUs run at any of many power limits, so no figure is true for them: training measures them,
-and forecasts take the middle of the boost clocks on https://www.nvidia.com/geforce/gaming-laptops/compare
-(4 FLOP per core and clock). Gigabytes of memory are binary, all other units decimal.
+Laptop GPUs run at one of many power limits, so no fixed figure holds: training measures them, and
+forecasts take the middle of the boost clocks on
+https://www.nvidia.com/geforce/gaming-laptops/compare (4 FLOP per core and clock). Gigabytes of
+memory are binary, all other units decimal.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _REACHED = 0.8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """Figures of a data sheet."""
+    """Figures from a data sheet."""
 
     name: str
     """Name without `NVIDIA` and `GeForce`."""
@@ -47,7 +48,7 @@ class Card:
 
     @property
     def is_laptop(self) -> bool:
-        """Whether the figures depend on what the laptop's maker allows."""
+        """True if the figures depend on the power limit that the laptop's maker sets."""
         return "Laptop" in self.name
 
     @property
@@ -115,6 +116,7 @@ def find_card(name: str) -> Card | None:
     ('RTX 4070 Laptop GPU', 'RTX 4070 Ti')
     >>> find_card("NVIDIA GeForce RTX 4070 Laptop GPU with Max-Q Design")
     """
+    # Unknown suffixes, such as "with Max-Q Design", are other silicon or limits: no guess.
     known = _BY_PLAIN_NAME.get(_plain(name))
     if known is None:
         return None
@@ -133,13 +135,14 @@ def find_card(name: str) -> Card | None:
 
 
 def list_cards() -> tuple[str, ...]:
-    """Return the names of all cards that are known."""
+    """Return the names of all listed cards."""
     return tuple(_CARDS)
 
 
 def _plain(name: str) -> str:
-    """Return a name without what drivers and people add or leave out."""
+    """Return a name without the words that drivers add and users leave out."""
     words = re.sub(r"^(nvidia )?(geforce )?(rtx )?", "", " ".join(name.lower().split()))
+    # "A100-SXM4-80GB" and "A100-PCIE-40GB" are one row; a size or a form factor is cut off.
     words = re.sub(r"( gpu| \d+ ?gb|-(sxm|pcie).*)$", "", words)
     return words.replace(" gpu", "") if words.endswith("laptop gpu") else words
 

@@ -1,4 +1,4 @@
-"""A preview of training data: what each row becomes, and which of its tokens are learned."""
+"""Preview of training data: the examples that rows become, and the tokens that are learned."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ class NamedRow:
     """A row with a problem."""
 
     row: int
-    """Line of the file, or place in its list, from 1."""
+    """Line of the file, or position in its list, from 1."""
     reason: str
     file: str = ""
-    """Name of its file, where there are several."""
+    """Name of its file, if there are several."""
     malformed: bool = False
-    """Whether the row is broken; else it has nothing to learn, or is too long."""
+    """True if the row is broken; False if it has nothing to learn, or is too long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownPart:
     text: str
     learned: bool
-    """Whether the loss counts these tokens; else they are only context."""
+    """True if the loss counts these tokens; False if they are only context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class ShownConversation:
     num_targets: int
     """Number of tokens that the loss counts."""
     parts: tuple[ShownPart, ...]
-    """Text in order, as the model reads it; parts of a long one are left out."""
+    """Text in the order in which the model reads it; a long conversation is shortened."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,37 +44,39 @@ class ShownRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFinding:
-    """What a run would not learn of its data, or would learn wrongly."""
+    """Part of the data that a run would not learn, or would learn wrongly."""
 
     kind: str
-    """A kind of `meaning.KINDS`."""
+    """Kind, a key of `meaning.KINDS`."""
     column: str
     """Column, key of a message (`messages[].KEY`) or marker in the texts; empty for `cut`."""
     count: int
-    """Number of rows that it concerns; for `cut` the number of tokens."""
+    """Number of affected rows; for `cut` the number of tokens."""
     total: int
     """Number of rows, or tokens, that were read."""
     consequence: Literal["refuse", "warn", "note"]
     row: int | None = None
-    """Number of the first such row in its file, from 1; None: not known."""
+    """Number of the first affected row in its file, from 1; None: not known."""
     file: str = ""
-    """File of that row, where there are several; for `cut` the one that loses the largest share."""
+    """File of that row, if there are several; for `cut` the file that loses the largest share."""
     file_share: float | None = None
     """Share of that file's tokens that is cut, 0 to 1."""
 
     @property
+    # Nothing was read: no share is affected.
     def share(self) -> float:
         return self.count / max(1, self.total)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataPreview:
-    """What a run will learn from. Also the journal record `preview`, written before training."""
+    """Data as a run will learn it. Also the journal record `preview`, written before training."""
 
     format: str
     """Detected format: `chat`, `alpaca`, `text` or `preference`."""
     whole: bool
-    """Whether all rows were read; False: only the first `num_rows`, which every number counts."""
+    """True if all rows were read; False: only the first `num_rows`, to which every number
+    refers."""
     num_rows: int
     """Number of rows, including skipped ones."""
     num_examples: int
@@ -98,13 +100,13 @@ class DataPreview:
     truncated: tuple[NamedRow, ...] = ()
     """First truncated rows."""
     plain_template: bool = False
-    """Whether the tokenizer lacks a chat template, so that Alpaca's is used."""
+    """True if the tokenizer has no chat template, so Alpaca's is used."""
     rows: tuple[ShownRow, ...] = ()
     """First usable rows."""
     findings: tuple[DataFinding, ...] = ()
-    """What is not learned, or learned wrongly; the refused come first."""
+    """Data that is not learned, or learned wrongly; refused data comes first."""
 
     @property
     def is_refused(self) -> bool:
-        """Whether a run refuses this data."""
-        return any(one.consequence == "refuse" for one in self.findings)
+        """True if a run refuses this data."""
+        return any(finding.consequence == "refuse" for finding in self.findings)

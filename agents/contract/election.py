@@ -1,22 +1,22 @@
-"""What the nodes of an attempt say to each other when a loss ends it and no master recovers it.
+"""Messages and rules by which the nodes of an attempt recover it without a master.
 
-Each node listens at its own address for the time of the attempt (`agents/election`), and both ends
-of a connection prove by TLS 1.3 that they have the attempt's credential. A request is one line of
-JSON with a `kind`, and so is its answer:
+Each node listens at its own address for the duration of the attempt (`agents/election`), and both
+ends of a connection prove by TLS 1.3 that they have the attempt's credential. A request is one line
+of JSON with a `kind`, and so is its answer:
 
     state    {}                          -> NodeState
-    close    {reason}                    -> {}; the attempt is not recovered by nodes
-    claim    AttemptClaim               -> ClaimAnswer; at most one claim gets each number
+    close    {reason}                    -> {}; nodes do not recover the attempt
+    claim    AttemptClaim                -> ClaimAnswer; at most one claim gets each number
     verify   {step}                      -> CheckpointInfo, every file compared with its hash
     fetch    {step, node}                -> {}; copy that checkpoint from another node, and delete
-             later ones and one of the same step that differs; no step: nothing is copied
+             later ones and one of the same step that differs; without a step, copy nothing
     send     {step}                      -> the files of that checkpoint, as bytes
     launch   Relaunch                    -> {}; start this node's part of the next attempt
     confirm  {attempt}                   -> {}; every part of it was launched
 
-A part that is launched and never confirmed ends by itself, as in a launch by the master.
-An answer `{"error": text}` is a refusal. The arithmetic of votes and limits is here too, because
-the master follows the same rules.
+A part that is launched but never confirmed ends by itself, as after a launch by the master. An
+answer `{"error": text}` is a refusal. The arithmetic of votes and limits is here, too, because the
+master follows the same rules.
 """
 
 from __future__ import annotations
@@ -42,21 +42,22 @@ from agents.contract.run import (
 )
 
 MIN_NODES = 3
-"""Nodes from which on an attempt of the master may be taken over. Of two, the one without rank 0
-could never be sure that the other one does not go on, so the master alone recovers it."""
+"""Minimum number of nodes for recovery without a master. Of two nodes, the one without rank 0 can
+never be sure that the other has stopped, so only the master recovers their attempt."""
 MAX_LOSSES_AT_ONE_STEP = 3
 MAX_PARKED_S = 3600.0
-"""Time after a loss in which nodes may recover it, in seconds."""
+"""How long after a loss nodes may recover it, in seconds."""
 HOUR_S = 3600.0
 BACK_OFF_S = (0.0, 5.0, 15.0, 60.0, 120.0, 300.0)
-"""Wait after a loss by the number of recoveries within the last hour, in seconds; the last one
+"""Wait after a loss by the number of recoveries within the last hour, in seconds; the last value
 applies to all further ones."""
 
 
 def is_majority(present: Collection[str], nodes: Sequence[str]) -> bool:
-    """Return whether `present` may decide for a run on `nodes`, which are in the order of ranks.
+    """Return whether `present` may decide for a run on `nodes`, given in rank order.
 
-    Of two halves of equal size it is the one with rank 0. Two groups without a common node can
+    Of two halves of equal size, the one with rank 0 decides. Two groups without a common node
+    can never both decide.
     never both decide.
 
     >>> is_majority({"b", "c"}, ["a", "b", "c"]), is_majority({"a"}, ["a", "b", "c"])
@@ -69,7 +70,7 @@ def is_majority(present: Collection[str], nodes: Sequence[str]) -> bool:
 
 
 def stands_still(steps: Sequence[int]) -> bool:
-    """Return whether the newest losses came without a step beyond the first one of them.
+    """Return whether the newest losses came without progress beyond the step of the first one.
 
     Args:
         steps: newest finished step at each loss, oldest loss first.
@@ -77,6 +78,7 @@ def stands_still(steps: Sequence[int]) -> bool:
     >>> stands_still([4, 7, 7, 7]), stands_still([7, 7]), stands_still([7, 7, 8])
     (True, False, False)
     """
+    # A loss that repeats at one step is likely caused by that step, such as its data or memory.
     newest = steps[-MAX_LOSSES_AT_ONE_STEP:]
     if len(newest) < MAX_LOSSES_AT_ONE_STEP:
         return False
@@ -84,42 +86,42 @@ def stands_still(steps: Sequence[int]) -> bool:
 
 
 def back_off_s(num_recent: int) -> float:
-    """Return the wait after a loss, in seconds, by the number of recoveries within an hour."""
+    """Return the wait after a loss, in seconds, given the number of recoveries within an hour."""
     return BACK_OFF_S[min(num_recent, len(BACK_OFF_S) - 1)]
 
 
 PartState = Literal["active", "lost", "closed"]
-"""State of one node's part of an attempt. `active`: its ranks live; `lost`: it ended because a rank
-or node was lost; `closed`: nodes do nothing about it: it is done, a person stopped it, it failed
-by itself, a master said so, or a newer attempt exists."""
+"""State of one node's part of an attempt. `active`: its ranks are alive; `lost`: it ended because a
+rank or node was lost; `closed`: nodes must not recover it, since it is done, a user stopped it, it
+failed by itself, a master closed it, or a newer attempt exists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeState:
-    """What one node knows of the attempt."""
+    """State of an attempt, as one node knows it."""
 
     node: str
     part: PartState
     is_free: bool = False
-    """Whether no master has asked for the attempt for the patience of the plan."""
+    """True if no master has contacted the attempt for the plan's patience."""
     fence: int = 0
-    """Newest attempt number that this node has promised to somebody."""
+    """Newest attempt number that this node has granted."""
     step: int = 0
     """Newest step that its ranks have finished."""
     reason: str = ""
-    """Why it is lost or closed, as a sentence."""
+    """Reason why the part is lost or closed, as a sentence."""
     cause: FailureCause = ""
-    """What ended its ranks; empty: nothing failed, or nobody knows."""
+    """Cause of the end of its ranks; empty: nothing failed, or the cause is unknown."""
     is_peer_loss: bool = False
-    """Whether they merely lost ranks of another node, whose state has the cause."""
+    """True if its ranks only lost ranks of another node, whose state has the cause."""
     ended_s: float | None = None
-    """Time of their end, in seconds since the epoch; None: not known."""
+    """End of its ranks, in seconds since the epoch; None: not known."""
     generation: int = 0
-    """How often the ranks of its group have regrouped; see `agents.contract.regroup`."""
+    """Number of times that the ranks of its group have regrouped; see `agents.contract.regroup`."""
     waits: bool = False
-    """Whether all of its ranks live, have lost others, and wait to regroup after `step`."""
+    """True if all of its ranks are alive, have lost others, and wait to regroup after `step`."""
     has_lost_rank: bool = False
-    """Whether a rank of it was killed or crashed, so that the part ends soon."""
+    """True if one of its ranks was killed or crashed, so that the part will end soon."""
 
     @property
     def is_ready(self) -> bool:
@@ -146,21 +148,22 @@ class AttemptClaim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimAnswer:
-    """Whether a node grants a claim, and what the next attempt needs to know of it."""
+    """Answer to a claim, with the facts of the node that the next attempt needs."""
 
     is_granted: bool
     fence: int
-    """Newest attempt number that this node has promised, which the next claim has to exceed."""
+    """Newest attempt number that this node has granted; the next claim must exceed it."""
     port: int = 0
-    """Free port at its address for the ranks' store, should rank 0 be there."""
+    """Free port at its address for the ranks' store, in case rank 0 is placed there."""
     peer_port: int = 0
     """Free port at its address for the messages of this module."""
     checkpoints: tuple[CheckpointInfo, ...] = ()
     saved_steps: tuple[int, ...] = ()
-    """Newest steps after which this node has saved or got a checkpoint, whether it has it still."""
+    """Newest steps at which this node saved or received a checkpoint, even if it was deleted
+    since."""
     generation: int = 0
     members: tuple[str, ...] = ()
-    """Newest group of survivors that this node was in, by number and nodes; empty: none."""
+    """Nodes of the newest group of survivors that this node was in; empty: no group."""
 
     def check_foreign(self) -> None:
         check_number("fence", self.fence, 0, MAX_ATTEMPT)
@@ -173,7 +176,7 @@ class ClaimAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relaunch:
-    """The next attempt, as far as it is the same on all nodes; the rest is in each one's intent."""
+    """Parameters of the next attempt that all nodes share; each node's intent has the rest."""
 
     attempt: int
     ranks: tuple[RankPlacement, ...]
@@ -185,6 +188,7 @@ class Relaunch:
     plan: ElectionPlan
 
     def check_foreign(self) -> None:
+        # A step is None for a start from the beginning, hence `or 0`.
         check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
         check_number("resume_step", self.resume_step or 0, 0, MAX_STEP)
 
@@ -194,30 +198,32 @@ class Relaunch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElectionDecision:
-    """What one node does next. `wait` is what a minority does for ever: it parks."""
+    """Next action of one node. `wait` is also how a minority stays parked until nodes return."""
 
     act: Literal["wait", "close", "propose"]
     members: tuple[str, ...] = ()
-    """Nodes of the next attempt, in the order of ranks."""
+    """Nodes of the next attempt, in rank order."""
     reason: str = ""
 
 
 def decide_election(
     me: str, nodes: Sequence[str], states: dict[str, NodeState]
 ) -> ElectionDecision:
-    """Decide what a node does about an attempt that was lost. Pure.
+    """Decide how a node handles a lost attempt. Pure.
 
-    Safety does not hang on this: a claim that no majority grants starts nothing. This only keeps
-    nodes from claiming against each other.
+    Safety does not depend on this decision: a claim without a majority starts nothing. It only
+    keeps nodes from competing claims.
 
     Args:
         me: name of the node.
-        nodes: all nodes of the attempt, in the order of ranks.
-        states: state of each node that answers, its own included.
+        nodes: all nodes of the attempt, in rank order.
+        states: state of each reachable node, its own included.
     """
+    # One closed part closes the attempt: its node may know of a user's stop that others missed.
     for state in states.values():
         if state.part == "closed":
             return ElectionDecision(act="close", reason=state.reason)
+    # In rank order, so all nodes choose the same first one.
     ready = tuple(node for node in nodes if node in states and states[node].is_ready)
     if len(ready) < len(states):
         return ElectionDecision(act="wait", reason="another node still trains or has a master")
@@ -244,11 +250,11 @@ def renumber(ranks: Sequence[RankPlacement], members: Collection[str]) -> tuple[
 
 
 def recent_recoveries(resumed_s: Iterable[float | None], now_s: float) -> list[float]:
-    """Return the times of the recoveries within the last hour, oldest first.
+    """Return the times of recoveries within the last hour, oldest first.
 
     Args:
-        resumed_s: time at which a run was launched again after each loss; None: it was not.
-        now_s: time, in seconds since the epoch.
+        resumed_s: time of the relaunch after each loss; None: no relaunch.
+        now_s: current time, in seconds since the epoch.
     """
     # A clock that was set back must not block a run for long, hence `<= now_s`.
     times = (time_s for time_s in resumed_s if time_s is not None)

@@ -1,33 +1,82 @@
-"""What master and node say to each other while a training environment is built, tried and pruned.
+"""Messages about building, trying and pruning a training environment, and its wheels.
 
-The queries and reports that runs and checks use, too, are in `node.py`.
+Reports that runs and checks also read are in `node.py`.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
 from agents.contract.names import check_name, check_number, check_text
-from agents.contract.wheel_target import WheelTarget
 
 _MAX_BYTES = 2**60
 _MAX_KEPT = 10_000
+
+SUPPORTED_PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
+"""Python versions that the locks have wheels for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WheelTarget:
+    """Interpreter and PC that wheels are chosen for."""
+
+    python: str
+    """Version of the interpreter, such as `3.12.3`."""
+    machine: str
+    """Processor architecture, such as `x86_64`; Windows calls the same one `AMD64`."""
+    glibc: str
+    """Version of glibc, such as `2.39`; empty: another C library."""
+
+    def check_foreign(self) -> None:
+        for name in ("python", "machine", "glibc"):
+            check_text(name, getattr(self, name))
+
+    @property
+    def minor(self) -> int:
+        """Minor version of Python.
+
+        >>> WheelTarget(python="3.12.3", machine="x86_64", glibc="2.39").minor
+        12
+        """
+        return int(self.python.split(".")[1])
+
+    @property
+    def key(self) -> str:
+        """Key that is equal for PCs that take the same wheels."""
+        return f"cp3{self.minor}-glibc{self.glibc or 'none'}-{self.machine}"
+
+
+def this_target(python: str) -> WheelTarget:
+    """Return the target of an interpreter of this PC, given its version."""
+    import platform  # slow to import, and needed only here
+
+    # Windows has no confstr, and other C libraries do not know the name.
+    confstr = getattr(os, "confstr", lambda name: "")
+    try:
+        libc = (confstr("CS_GNU_LIBC_VERSION") or "").split()
+    except (ValueError, OSError):
+        libc = []
+    glibc = libc[1] if len(libc) == 2 and libc[0] == "glibc" else ""
+    return WheelTarget(python=python, machine=platform.machine(), glibc=glibc)
+
+
 WheelTrouble = Literal["unreachable", "missing", "wrong", "stopped"]
-"""Why wheels are not there: no index answers, none has one, one is not the locked file, or the
-request was cancelled."""
+"""Why wheels are not available. `unreachable`: no index answers; `missing`: no index has one;
+`wrong`: a file differs from the lock; `stopped`: the request was cancelled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentTools:
-    """What a node can build an environment with."""
+    """Tools with which a node can build an environment."""
 
     target: WheelTarget
-    """Interpreter that wheels are chosen for: `python`, else the one that runs the agent."""
+    """Interpreter to choose wheels for: `python`, else the one that runs the agent."""
     python: str | None = None
-    """Interpreter to build on; None: none here is one that the locks have wheels for."""
+    """Interpreter to build on; None: the node has no supported Python."""
     uv: str | None = None
-    """Path of a uv that is new enough; None: there is none."""
+    """Path of a recent enough uv; None: not installed."""
     uv_version: str = ""
 
     def check_foreign(self) -> None:
@@ -38,29 +87,29 @@ class EnvironmentTools:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelQuery:
-    """The wheels of a lock for an interpreter, which may be another PC's."""
+    """The wheels of a lock for one interpreter, which may be that of another PC."""
 
     lock_text: str
     target: WheelTarget
     index_url: str | None = None
-    """Index to ask beside those that the node is set up with; None: no other."""
+    """Index to ask in addition to the node's own; None: no other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelReport:
-    """Which wheels of a query a node has."""
+    """Result of a wheel query."""
 
     path: str
-    """Folder of the set, below the agent's home."""
+    """Folder of the set, relative to the agent's home."""
     num_packages: int
     num_present: int
     is_complete: bool
     size_bytes: int = 0
-    """Size of those that are there."""
+    """Size of the present wheels, in bytes."""
     trouble: WheelTrouble | None = None
-    """Why they could not be fetched; None: they were, or nobody asked for that."""
+    """Why wheels could not be fetched; None: they were, or no download was requested."""
     message: str = ""
-    """The trouble in a sentence whose subject is the node."""
+    """Sentence about the trouble; its subject is the node."""
     hint: str = ""
 
     def check_foreign(self) -> None:
@@ -73,15 +122,15 @@ class WheelReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceTrial:
-    """One tiny training step on a device."""
+    """Result of one small training step on a device."""
 
     device: str
-    """`cuda:0` and so on, or `cpu`."""
+    """Device, such as `cuda:0` or `cpu`."""
     name: str
     seconds: float | None = None
-    """Duration of the step, with what it loads and compiles; None: it was not done."""
+    """Duration of the step, including loading and compiling, in seconds; None: it was not done."""
     problem: str = ""
-    """Why it failed, or was left out; empty: it did not."""
+    """Why the step failed or was skipped; empty: it passed."""
     is_failed: bool = False
 
     def check_foreign(self) -> None:
@@ -92,14 +141,14 @@ class DeviceTrial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialJob:
-    """Devices to try, by their names in torch; those with a problem are passed over."""
+    """Devices to try, by their names in torch; devices with a problem are skipped."""
 
     devices: tuple[DeviceTrial, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentTrial:
-    """The packages of training imported, and one tiny step on each device."""
+    """Result of importing the training packages and of one small step on each device."""
 
     import_s: float
     """Duration of importing torch, transformers and peft, in seconds."""
@@ -110,7 +159,7 @@ class EnvironmentTrial:
     @property
     def failed(self) -> tuple[DeviceTrial, ...]:
         """Devices that cannot train."""
-        return tuple(one for one in self.devices if one.is_failed)
+        return tuple(device for device in self.devices if device.is_failed)
 
     def check_foreign(self) -> None:
         check_number("import_s", self.import_s, 0, 1e6)
@@ -122,16 +171,16 @@ KeptKind = Literal["environment", "packages", "wheels", "downloads", "uv", "pyth
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptItem:
-    """Something that building environments has left on a node."""
+    """Item that building environments has left on a node."""
 
     kind: KeptKind
     name: str
     """Name of the folder, by which it is deleted."""
     size_bytes: int
     used_s: float
-    """Wall clock of the node when it was made or last built on, in seconds since 1970."""
+    """Time at which it was made or last built on, in seconds since 1970 by the node's clock."""
     needed_by: str = ""
-    """What needs it, such as `training` or `run r-1`; empty: nothing does."""
+    """Reason to keep it, such as `training` or `run r-1`; empty: it is not needed."""
 
     def check_foreign(self) -> None:
         check_name("name", self.name)

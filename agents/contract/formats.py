@@ -1,8 +1,8 @@
-"""Formats that a run is exported to: one row each, asked by every place that makes or shows one.
+"""Export formats, one row each, read by all code that makes or shows one.
 
-A new format is a row here and a module in `agents/quantizers/formats`, found by its name; what
-making it takes is a row of `app/artifacts/estimates/rates.py`. Command line, wizard, checks and
-cards loop over the rows.
+A new format is a row here and a module of the same name in `agents/quantizers/formats`; its time
+and memory are a row of `app/artifacts/estimates/rates.py`. Command line, wizard, checks and cards
+loop over the rows.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Method = Literal["nf4", "awq", "gptq", "gguf"]
-"""Formats other than the merged model, in half precision: those that something has to quantize."""
+"""Formats that need quantizing; the merged model keeps half precision."""
 
 Engine = Literal["gptqmodel", "autoawq"]
 ENGINES: tuple[Engine, ...] = ("gptqmodel", "autoawq")
-"""Packages that can make AWQ; the first measures better and is maintained."""
+"""Packages that can make AWQ; the first one measures better and is maintained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportFormat:
-    """What all of agent and app know of a format."""
+    """Properties of a format."""
 
     name: str
     """Value of `--to`, of a job's `method` and of an artifact's format."""
@@ -33,32 +33,33 @@ class ExportFormat:
     made_by: str = ""
     """Package and paper of the method, for the card; `{engine}` is the engine of the job."""
     types: Mapping[str, str] = field(default_factory=dict)
-    """Variants with their labels; empty: it has none."""
+    """Variants with their labels; empty: it has no variants."""
     usual_types: tuple[str, ...] = ()
-    """Types of an export that names none."""
+    """Types of an export for which the user chose none."""
     joins_types: bool = False
-    """Whether one job makes several types, which share its work, as files of one artifact."""
+    """True if one job makes several types, sharing work, as files of one artifact."""
     converted_types: tuple[str, ...] = ()
-    """Types that need no tool built with a C++ compiler first."""
+    """Types that need no tool that is built with a C++ compiler."""
     bits_per_weight: float | None = None
-    """Bits of a quantized weight with its share of scales; None: they depend on the type."""
+    """Bits of a quantized weight, including its share of the scales; None: they depend on the
+    type."""
     calibrated: bool = False
-    """Whether its rounding is fitted to texts, in groups of weights (see `choose_group`)."""
+    """True if its rounding is fitted to texts, in groups of weights (see `choose_group`)."""
     needs_gpu: bool = False
-    """Whether it cannot be made on a CPU."""
+    """True if it cannot be made on a CPU."""
     runtime: Literal["transformers", "llama.cpp"] = "transformers"
-    """Program that loads the result to prove it and to chat with it."""
+    """Program that loads the result for its proof and for chats."""
     lock: str | None = None
-    """Packages that it is made and loaded with, as a file of `resources/environments`; None: the
-    training environment has them."""
+    """File of `resources/environments` with the packages to make and load it; None: the training
+    environment suffices."""
     loaded_with: str = ""
     """Packages that Transformers loads it with, as arguments of pip, for the card."""
     quant_method: str | None = None
-    """Value of `quant_method` in its config.json; None: it has none."""
+    """Value of `quant_method` in its config.json; None: it has no such field."""
     tgi: bool = True
-    """Whether Text Generation Inference reads it."""
+    """True if Text Generation Inference can load it."""
     engines: tuple[Engine, ...] = ENGINES[:1]
-    """Packages that can make it, where there is a choice."""
+    """Packages that can make it."""
 
 
 # One 8-bit scale for 64 weights, and a 32-bit one for 256 of those (arXiv:2305.14314).
@@ -129,7 +130,7 @@ EXPORTS: dict[str, ExportFormat] = {
             bits_per_weight=_NF4_BITS,
             loaded_with="bitsandbytes",
             quant_method="bitsandbytes",
-            tgi=False,  # it makes NF4 of whole models as it loads them, and reads none
+            tgi=False,  # TGI quantizes to NF4 while loading, and cannot load NF4 files
         ),
     )
 }
@@ -139,7 +140,8 @@ FORMATS = tuple(EXPORTS)
 METHODS = tuple(name for name in FORMATS if name != "merged")
 
 GROUPS = (128, 64, 32)
-"""Weights of AWQ and GPTQ that share a scale; the first that divides every layer's input."""
+"""Numbers of weights of AWQ and GPTQ that share a scale; the first that divides every layer's input
+is used."""
 
 # Keys that every current transformer has in its configuration. GPT-2 and Mamba use others, and
 # neither gptqmodel nor AutoAWQ quantizes them.
@@ -187,9 +189,10 @@ def choose_group(config: Mapping[str, Any], method: str) -> int:
 
 
 def _find_more_inputs(config: Mapping[str, Any]) -> Iterator[int]:
-    """Yield the inputs of other layers: linear attention, Mamba, latent attention, experts."""
+    """Yield input sizes of other layers: linear attention, Mamba, latent attention, experts."""
 
     def product(*names: str) -> int:
+        # A missing size makes the product 0, which the caller drops.
         sizes = [config.get(name) for name in names]
         return math.prod(size if isinstance(size, int) else 0 for size in sizes)
 
@@ -197,6 +200,7 @@ def _find_more_inputs(config: Mapping[str, Any]) -> Iterator[int]:
     yield product("mamba_expand", "hidden_size")
     yield product("mamba_num_heads", "mamba_head_dim")
     if config.get("kv_lora_rank"):
+        # DeepSeek's latent attention: values have a width of their own.
         yield product("num_attention_heads", "v_head_dim")
     for name in ("q_lora_rank", "kv_lora_rank", "mamba_d_ssm", "shared_intermediate_size"):
         yield product(name)

@@ -1,4 +1,4 @@
-"""Where the tools of the Hugging Face hub keep what they fetch, and the token, on this PC.
+"""Locations of the Hugging Face hub's cache and token on this PC.
 
 https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
 """
@@ -20,7 +20,7 @@ _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
-    """Return the folder where huggingface_hub keeps what it fetched.
+    """Return the folder of huggingface_hub's downloads.
 
     >>> str(hub_cache({"HF_HOME": "/data/hf"}))
     '/data/hf/hub'
@@ -31,7 +31,7 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
 
 
 def find_snapshot(model: str, environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of what was fetched last of a hub id; None: nothing was."""
+    """Return the folder of the newest snapshot of a hub id, or None if there is no snapshot."""
     cached = hub_cache(environ) / f"models--{model.replace('/', '--')}"
     try:
         revision = (cached / "refs" / "main").read_text(encoding="ascii").strip()
@@ -43,47 +43,46 @@ def find_snapshot(model: str, environ: Mapping[str, str]) -> Path | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubFile:
-    """A file of a snapshot."""
+    """File of a snapshot."""
 
     path: str
     """Relative path in the snapshot."""
     blob: str
-    """Name of its content in the cache: a hash that the hub gave."""
+    """Name of its content in the cache: the hash that the hub gave."""
     size_bytes: int
 
     def check_foreign(self) -> None:
         check_inside(self.path)
         if not _BLOB.fullmatch(self.blob):
-            raise ValueError(f"{self.blob[:80]!a} is no name of a blob")
+            raise ValueError(f"{self.blob[:80]!a} is not the name of a blob")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubSnapshot:
-    """What a cache has of one revision of a model."""
+    """Files of one revision of a model in a cache."""
 
     revision: str
     files: tuple[HubFile, ...]
 
     def check_foreign(self) -> None:
         if not _BLOB.fullmatch(self.revision):
-            raise ValueError(f"{self.revision[:80]!a} is no revision")
+            raise ValueError(f"{self.revision[:80]!a} is not a revision")
 
 
 def check_hub_id(model: str) -> None:
-    """Check a hub id, which becomes a part of a path.
+    """Check a hub id, which becomes part of a path.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a hub id.
     """
     if not _HUB_ID.fullmatch(model):
-        raise ValueError(f"{model[:80]!a} is no id of a model on the hub")
+        raise ValueError(f"{model[:80]!a} is not the id of a model on the hub")
 
 
 def read_snapshot(model: str, environ: Mapping[str, str]) -> HubSnapshot | None:
-    """Return the whole snapshot of a model that was fetched last; None: there is none.
+    """Return the newest complete snapshot of a model, or None.
 
-    A file that its index names and that is missing, or a download that was broken off, makes it
-    no whole one.
+    A snapshot is incomplete if a file of its index is missing, or if a download was interrupted.
     """
     folder = find_snapshot(model, environ)
     if folder is None or not _BLOB.fullmatch(folder.name):
@@ -95,8 +94,10 @@ def read_snapshot(model: str, environ: Mapping[str, str]) -> HubSnapshot | None:
         files = []
         for path in sorted(folder.rglob("*")):
             if not path.is_symlink():
+                # A folder, or a copy in a cache without links (Windows), which is not offered.
                 continue
             blob = path.resolve(strict=True)
+            # A link elsewhere could make a node read out any file of the user.
             if blob.parent != blobs.resolve() or not _BLOB.fullmatch(blob.name):
                 return None
             relative, size_bytes = path.relative_to(folder).as_posix(), blob.stat().st_size
@@ -112,8 +113,8 @@ def read_snapshot(model: str, environ: Mapping[str, str]) -> HubSnapshot | None:
 
 
 def _is_broken_off(blobs: Path) -> bool:
-    """Return whether a download has begun a file that is not there."""
-    # HASH.incomplete, or HASH.CHANCE.incomplete: one that was killed leaves it for good.
+    """Return whether a download has begun a file that is still missing."""
+    # HASH.incomplete or HASH.RANDOM.incomplete; a killed download leaves it behind.
     begun = {half.name.partition(".")[0] for half in blobs.glob("*.incomplete")}
     return not all((blobs / blob).is_file() for blob in begun)
 
@@ -129,7 +130,7 @@ def _read_index(folder: Path) -> set[str]:
 
 
 def hub_home(environ: Mapping[str, str]) -> Path:
-    """Return the folder of the hub's tools.
+    """Return the home folder of the hub's tools.
 
     >>> str(hub_home({"HOME": "/home/anna"}))
     '/home/anna/.cache/huggingface'
@@ -143,7 +144,7 @@ def hub_home(environ: Mapping[str, str]) -> Path:
 
 
 def token_path(environ: Mapping[str, str]) -> Path:
-    """Return the file that huggingface_hub reads.
+    """Return the token file of huggingface_hub.
 
     >>> str(token_path({"HF_HOME": "/data/hf"}))
     '/data/hf/token'
@@ -153,7 +154,8 @@ def token_path(environ: Mapping[str, str]) -> Path:
 
 
 def read_token(environ: Mapping[str, str]) -> str:
-    """Return the token that the hub's tools would use; empty: there is none."""
+    """Return the token that the hub's tools would use; empty: no token."""
+    # The environment wins over the file, as in huggingface_hub.
     return environ.get("HF_TOKEN", "").strip() or read_file(token_path(environ))
 
 
@@ -163,7 +165,7 @@ def digest_of(token: str) -> str:
 
 
 def read_file(path: Path) -> str:
-    """Return what is in a file of a token; empty: there is none."""
+    """Return the text of a token file; empty: no token."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):

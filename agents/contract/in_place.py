@@ -1,7 +1,7 @@
-"""Ask a node whether it can read files of a run where they lie, instead of getting a copy.
+"""Queries for files of a run that a node can read in place instead of getting a copy.
 
-The node compares names, sizes and hashes with those of the master; where the files are is only a
-guess until then. It never says what else is there.
+The node compares names, sizes and hashes with those of the master; until then the location
+is a guess. Its answer never reveals other files.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from agents.contract.run import FileEntry
 from agents.contract.shares import Mount, Share, find_places, find_share, list_shares
 
 MODEL_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken"})
-"""Suffixes of the files of a model that count; weights in pickles do not."""
+"""Suffixes of the model files that are compared; pickled weights are excluded."""
 MAX_PATHS = 4
 MAX_QUERIES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceQuery:
-    """Files of the master that a node may have as well."""
+    """Files of the master that a node may have, too."""
 
     is_model: bool
-    """Whether the whole folder of a model is used; else it is data."""
+    """True if a whole model folder is used; False if it is data."""
     paths: tuple[str, ...]
-    """Absolute paths of the folder on the master: as named, and with links followed."""
+    """Absolute paths of the folder on the master: as named, and with links resolved."""
     share: Share | None
-    """Folder of a server that this is; None: it is on a disk of the master."""
+    """Server folder that holds the files; None: a local disk of the master."""
     files: tuple[FileEntry, ...]
     member: str | None = None
     """File of the folder that is used; None: the whole folder."""
@@ -46,15 +46,15 @@ class PlaceQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceAnswer:
-    """Where a node can use the files; one answer for each query, in their order."""
+    """Where a node can use the files; one answer per query, in order."""
 
     path: str | None = None
-    """File or folder there; None: nowhere."""
+    """File or folder on the node; None: not found."""
     share: str = ""
-    """Name of the share that it is on, such as `nas:/models/tiny`; the folder itself, if that is on
-    a disk of the node, as on the server."""
+    """Name of its share, such as `nas:/models/tiny`, or the folder itself if it is on a local disk
+    of the node, as on the server."""
     problem: str = ""
-    """Why files that looked like them are not used, as the end of a sentence."""
+    """Why similar files are not used, as the end of a sentence."""
 
     def check_foreign(self) -> None:
         for name in ("path", "share", "problem"):
@@ -74,14 +74,14 @@ def guess_folders(
 ) -> tuple[str, ...]:
     """Return folders of a node that may be the one of the query, the likeliest first.
 
-    These are the same path, where the same folder of the server is mounted, where one that the
-    master itself serves is mounted, and on the server itself the folder that it serves. A path that
-    neither PC knows as shared is not used in place, since a copy outlives its owner's changes.
+    These are the same path, mounts of the same server folder, mounts of a folder that the master
+    itself serves, and on the server the folder that it serves. A path that neither PC knows as
+    shared is not used in place, since its owner may change it while a copy stays the same.
 
     Args:
-        query: of the master.
-        mounts: of the node.
-        resolve: returns a path with all links followed.
+        query: query of the master.
+        mounts: mounts of the node.
+        resolve: function that returns a path with all links resolved.
     """
     found = [
         path
@@ -90,9 +90,12 @@ def guess_folders(
     ]
     if query.share is not None:
         found += find_places(query.share, mounts)
+        # On the server itself the export is a plain folder.
         if query.share.kind in ("nfs", "sshfs") and query.share.path.startswith("/"):
             found.append(query.share.path)
+    # The master may be the server; its name differs from node to node, so any server matches.
     for path in query.paths:
         for kind in ("nfs", "sshfs"):
             found += find_places(Share(kind=kind, server="", path=path), mounts)
+    # Unique, in order of likelihood.
     return tuple(dict.fromkeys(found))

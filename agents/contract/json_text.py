@@ -1,9 +1,8 @@
-"""Read JSON that somebody else wrote: whatever the bytes are, the outcome is a value or WireError.
+"""Read JSON from an untrusted source: any bytes give a value or a WireError.
 
-Python's own reader takes more than JSON has, and fails in more ways than it declares: it exhausts
-the stack on brackets, decodes half of a surrogate pair, guesses UTF-16, and makes numbers that no
-float, file offset or database column holds. What passes here can be stored, shown and computed
-with.
+Python's own reader accepts more than JSON, and fails in undeclared ways: it exhausts the stack on
+brackets, decodes half of a surrogate pair, guesses UTF-16, and makes numbers that no float, file
+offset or database column can hold. A value from here can be stored, shown and computed with.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from typing import Any
 from agents.contract.wire import MAX_WHOLE, MIN_WHOLE, WireError, shorten
 
 MAX_DEPTH = 64
-"""Maximum number of lists and objects within each other; ours have fewer than ten, and model
-configs of the hub fewer than twenty."""
+"""Maximum nesting of lists and objects; messages have fewer than ten levels, and model configs of
+the hub fewer than twenty."""
 _MAX_DIGITS = 20
-"""Length of the longest whole number within the bounds, sign included."""
+"""Length of the longest whole number within the bounds, sign included, in characters."""
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
     """Return the value in `text`.
 
     Args:
-        text: as bytes, it is UTF-8.
+        text: text, or bytes in UTF-8.
         finite: whether NaN and Infinity are errors, as JSON has them. Journals of diverged runs
             contain them.
 
     Raises:
-        WireError: it is not JSON, or has what no message of ours has: text that is not Unicode,
-            endless nesting, a number without a place in 64 bits.
+        WireError: it is not JSON, or has something that no message has: text that is not Unicode,
+        deep nesting, a number of more than 64 bits.
     """
     try:
         shown = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -51,8 +50,8 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 
 
 def read_said(line: str | bytes) -> dict[str, Any]:
-    """Return the object in a line that a program printed; empty: a library or a login script
-    printed the line.
+    """Return the object in a line that a program printed, or an empty one if a library or login
+    script printed it.
     """
     try:
         value = parse_json(line)
@@ -62,6 +61,7 @@ def read_said(line: str | bytes) -> dict[str, Any]:
 
 
 def _whole(text: str) -> int:
+    # int() is quadratic in the digits, and CPython refuses more than 4300.
     number = int(text) if len(text) <= _MAX_DIGITS else MAX_WHOLE + 1
     if not MIN_WHOLE <= number <= MAX_WHOLE:
         raise ValueError("a whole number of more than 64 bits")
@@ -80,19 +80,19 @@ def _may_hide_surrogates(text: str) -> bool:
 
 
 def _check(value: Any) -> None:
-    # With a list of our own, since the nesting may be as deep as the stack allowed.
+    # An own stack, since the nesting may be as deep as the recursion limit.
     left = [(value, 1)]
     while left:
-        one, depth = left.pop()
-        if isinstance(one, str):
-            _check_text(one)
-        elif isinstance(one, (list, dict)):
+        item, depth = left.pop()
+        if isinstance(item, str):
+            _check_text(item)
+        elif isinstance(item, (list, dict)):
             if depth > MAX_DEPTH:
                 raise WireError(f"lists and objects are nested more than {MAX_DEPTH} deep")
-            if isinstance(one, dict):
-                left += [(key, depth) for key in one]
-                one = list(one.values())
-            left += [(item, depth + 1) for item in one]
+            if isinstance(item, dict):
+                left += [(key, depth) for key in item]
+                item = list(item.values())
+            left += [(child, depth + 1) for child in item]
 
 
 def _check_text(text: str) -> None:

@@ -1,6 +1,6 @@
-"""Key: everything that is said of one key of the run file, written at its field in `spec.py`.
+"""Key: the complete definition of one key of the run file, written at its field in `spec.py`.
 
-The form, `--set`, the guide, the limits and the differences that a resume allows are made from it.
+The form, `--set`, the guide, the limits and the changes that a resume allows are derived from it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 KeyKind = Literal["text", "whole", "decimal", "tick", "choice", "names", "numbers"]
 MAX_COUNT = 10**15
-"""Maximum of a whole number without another one. Far beyond any use, so that no arithmetic of a
-plan overflows."""
+"""Maximum of a whole number without its own limit. It is far beyond any use, so that arithmetic of
+a plan cannot overflow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,36 +32,38 @@ class Key:
     group: str
     """Section of the form; one of `GROUPS`."""
     details: str = ""
-    """What only the guide adds, in Markdown."""
+    """Text for the guide alone, in Markdown."""
     choices: tuple[tuple[str, str], ...] = ()
     """Values that the form offers, each with its summary."""
     unit: str = ""
     placeholder: str = ""
-    """Meaning of an empty answer, or an example of an answer."""
+    """Meaning of an empty field, or an example value."""
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
-    """Limit that the value exceeds."""
+    """Exclusive lower limit."""
     below: float | None = None
-    """Limit that the value stays below."""
+    """Exclusive upper limit."""
     reason: str = ""
-    """Why there is a maximum, to follow its message."""
+    """Reason for the maximum, appended to its message."""
     names: Literal["", "file", "folder", "node"] = ""
-    """Kind of thing that the value names, for the form to offer; empty: it is only a value."""
+    """Kind of object that the value names, so that the form offers candidates; empty: a plain
+    value."""
     is_wide: bool = False
-    """Whether the field takes a whole line of the form."""
+    """True if the field takes a whole line of the form."""
     after: str = ""
-    """Key after which the form asks for this one; empty: the order of the fields."""
+    """Key after which the form shows this one; empty: the order of the fields."""
     only_with: tuple[str, tuple[str, ...]] | None = None
-    """Another key, and those of its values with which this one has an effect; None: always."""
+    """Another key, and its values with which this key has an effect; None: always."""
     may_change: bool = False
-    """Whether a resume may change it: it changes no number, or only its last bits, or the numbers
-    from then on."""
+    """True if a resume may change it: it changes no number, or only the last bits, or only later
+    numbers."""
     is_later: bool = False
-    """Whether checkpoints exist that lack it; they were trained with its default."""
+    """True if older checkpoints lack it; they were trained with its default."""
 
     def find_excess(self, value: float) -> str:
-        """Return what a number must be, if it is beyond a limit; empty: it is within all.
+        """Return the limit that a number violates, such as `at least 1`; empty: it is within
+        limits.
 
         >>> Key(label="", help="", group="", minimum=0, below=1).find_excess(1)
         'from 0 to below 1'
@@ -100,13 +102,13 @@ class RunKey:
 
     @property
     def is_optional(self) -> bool:
-        """Whether None is a value."""
+        """True if None is a value."""
         return type(None) in typing.get_args(self.hint)
 
     @property
     def words(self) -> tuple[Any, ...]:
         """Values of a closed list, or words that stand for other values."""
-        literals = [one for one in self.options if typing.get_origin(one) is Literal]
+        literals = [option for option in self.options if typing.get_origin(option) is Literal]
         return tuple(word for literal in literals for word in typing.get_args(literal))
 
     @property
@@ -121,10 +123,11 @@ class RunKey:
         return kinds[self.options[0]]
 
     def value_in(self, spec: Any) -> Any:
-        """Return the value of a RunSpec."""
+        """Return the value of this key in a RunSpec."""
         return operator.attrgetter(self.name)(spec)
 
 
+# Resolving annotations is slow, and the result never changes.
 @functools.cache
 def keys_of(cls: type) -> Mapping[str, RunKey]:
     """Return the keys of a dataclass and of its sections by dotted name, in the order of fields."""
@@ -133,9 +136,9 @@ def keys_of(cls: type) -> Mapping[str, RunKey]:
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
         if dataclasses.is_dataclass(hint):
-            for one in keys_of(typing.cast(type, hint)).values():
-                name = f"{field.name}.{one.name}"
-                found[name] = dataclasses.replace(one, name=name)
+            for key in keys_of(typing.cast(type, hint)).values():
+                name = f"{field.name}.{key.name}"
+                found[name] = dataclasses.replace(key, name=name)
             continue
         plain, about = typing.get_args(hint)
         found[field.name] = RunKey(name=field.name, about=about, hint=plain, default=field.default)
@@ -150,10 +153,10 @@ def check_limits(spec: Any) -> None:
     """
     for name, key in keys_of(spec.__class__).items():
         if "." in name:
-            continue  # a section checks its own
+            continue  # each section checks its own keys
         value = getattr(spec, name)
         for number in value if isinstance(value, tuple) else (value,):
-            # No comparison with a limit catches these.
+            # NaN compares false with every limit.
             if isinstance(number, float) and not math.isfinite(number):
                 raise ValueError(f"{name} is {number}; it must be a finite number")
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -162,6 +165,6 @@ def check_limits(spec: Any) -> None:
 
 
 def _shown(value: float) -> str:
-    # The text of a longer number would fill the screen, and Python refuses one of 5,000 digits.
+    # A longer number would fill the screen, and Python refuses to print over 4,300 digits.
     is_long = isinstance(value, int) and value.bit_length() > 200
     return "a number of more than 60 digits" if is_long else str(value)

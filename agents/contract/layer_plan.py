@@ -1,8 +1,8 @@
-"""Choose what each layer does in limited memory: keep its activations, move or recompute them.
+"""Choose for each layer in limited memory whether to keep, move or recompute its activations.
 
 The trainer passes measured needs and the planner forecast ones, so that a plan predicts the choice
-of the training. Keep everything if it fits; else move as much as the bus carries in the time of a
-forward pass; else recompute.
+of the training. Keep everything if it fits; else move as much as the bus can carry during a forward
+pass; else recompute.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agents.contract.spec import Recompute
 MOST_TOKENS = 16384
 """Maximum number of tokens at once, even if more would fit."""
 MEMORY_SHARE = 0.95
-"""Share of the available GPU memory to plan with; the rest is lost to fragmentation."""
+"""Share of the available GPU memory to plan with; fragmentation takes the rest."""
 SHARE_SLACK = 2
 """Maximum share of a rank in a batch, as a multiple of an equal share."""
 HOST_SHARE = 0.35
@@ -25,19 +25,20 @@ HOST_SHARE = 0.35
 STREAMED_SHARE = 0.6
 """Maximum share of a PC's free memory that streamed weights of all its ranks may take."""
 STAGE_CHUNK_BYTES = 1 << 27
-"""Unit of pinned memory for offloaded activations of a micro-batch in a pipeline, in bytes; larger
+"""Unit of pinned memory for offloaded activations of a pipeline's micro-batch, in bytes; larger
 tensors stay on the GPU."""
 LEAST_GAIN = 0.02
-"""Minimum gain in speed for which twice the tokens are taken, as a share."""
+"""Minimum gain in speed that justifies twice the tokens, as a share."""
 
-# Share of the measured bandwidth that copies reach beside other work.
+# Share of the measured bandwidth that copies reach while the GPU computes.
 _BUS_SHARE = 0.85
 
-# Where at most one layer of so many moves beside others that recompute, the copies of one have
-# ended before the next one's begin.
+# If at most one layer in this many moves among recomputing ones, the copies of one layer have ended
+# before those of the next begin.
 _SPARSE = 3
 
-# Inputs less that are fetched ahead then; see agents/trainer/execution/activation_offload.py.
+# Number of inputs by which a sparse plan fetches less ahead;
+# see agents/trainer/execution/activation_offload.py.
 _INPUTS_SPARED = 3
 
 Mode = Literal["keep", "move", "recompute"]
@@ -45,24 +46,24 @@ Mode = Literal["keep", "move", "recompute"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerPlan:
-    """How many layers do what; the rest keep."""
+    """Number of layers per mode; the remaining layers keep."""
 
     num_recomputed: int = 0
     num_moved: int = 0
 
     def is_sparse(self, num_layers: int) -> bool:
-        """Tell whether the layers that move are few among such that recompute."""
+        """Return whether few layers move among recomputing ones."""
         return self.num_recomputed > 0 and 0 < _SPARSE * self.num_moved <= num_layers
 
     def count_in_flight(self, num_layers: int) -> int:
-        """Return how many layers' activations are on the GPU while they come and go."""
+        """Return how many layers' activations are on the GPU while they are copied out and back."""
         return min(self.num_moved, 1 if self.is_sparse(num_layers) else 2)
 
     def modes(self, num_layers: int) -> list[Mode]:
         """Return the mode of each layer, in order.
 
-        Those that move are spread so that each has the time of as many others behind it: what the
-        last one moves is out when the forward pass ends, and back when it is needed.
+        Moving layers are spread evenly, so that each has the time of several others for its
+        copy: the last one's activations are out when the forward pass ends, and back in time.
 
         >>> LayerPlan(num_recomputed=2, num_moved=1).modes(5)
         ['move', 'recompute', 'recompute', 'keep', 'keep']
@@ -80,17 +81,18 @@ class Needs:
 
     tokens: int
     fixed_bytes: float
-    """Memory beyond that at rest, independent of the number of tokens."""
+    """Memory beyond that at rest, independent of the number of tokens, in bytes."""
     token_bytes: float
-    """Memory per token with every layer recomputing."""
+    """Memory per token if every layer recomputes, in bytes."""
     layer_bytes: float
-    """Memory per token that a layer keeps if it does not recompute."""
+    """Memory per token that a layer keeps unless it recomputes, in bytes."""
     input_bytes: float
-    """Memory per token that a layer keeps if it recomputes."""
+    """Memory per token that a layer keeps if it recomputes, in bytes."""
     pass_s: float
-    """Seconds of forward and backward over `tokens` tokens with every layer recomputing."""
+    """Duration of forward and backward over `tokens` tokens if every layer recomputes, in
+    seconds."""
     bus_bytes_per_s: float
-    """Bandwidth to host memory; 0: nothing can be moved."""
+    """Bandwidth to host memory; 0: moving is not possible."""
 
 
 def choose_plan(
@@ -103,7 +105,7 @@ def choose_plan(
     recompute: Recompute = "auto",
     may_move: bool = True,
 ) -> LayerPlan | None:
-    """Return what the layers should do with `tokens` tokens at once; None: it does not fit.
+    """Return the modes for `tokens` tokens at once, or None if they do not fit.
 
     Args:
         needs: needs of the passes.
@@ -111,10 +113,10 @@ def choose_plan(
         num_layers: number of layers of the model.
         room_bytes: GPU memory beyond that at rest.
         host_bytes: host memory for moved activations.
-        recompute: whether layers may recompute, or all have to.
+        recompute: whether layers may, must not or must recompute.
         may_move: whether layers may move if they may also recompute.
 
-    With 10 MB a layer, room for 35 MB beside what is always needed and no bus:
+    With 10 MB a layer, 35 MB left after the fixed needs, and no bus:
 
     >>> needs = Needs(tokens=1, fixed_bytes=0, token_bytes=1e3, layer_bytes=1e4, input_bytes=1e3,
     ...               pass_s=0, bus_bytes_per_s=0)
@@ -145,10 +147,10 @@ def choose_plan(
 
 
 def _divide(num_layers: int, num_moved: int, room: float, in_flight: int) -> LayerPlan:
-    """Let layers keep or move where there is room for the activations of so many."""
+    """Divide layers into kept, moved and recomputed ones, given room for `room` layers."""
     in_flight = min(in_flight, num_moved)
     if room < in_flight:
-        # Moving needs room for the layers on their way; without it all others recompute.
+        # Moving needs room for the layers in flight; without it all others recompute.
         num_moved = in_flight = 0
     num_kept = min(int(room) - in_flight, num_layers - in_flight)
     num_moved = min(num_moved, num_layers - num_kept)
@@ -156,7 +158,7 @@ def _divide(num_layers: int, num_moved: int, room: float, in_flight: int) -> Lay
 
 
 def _fit_bus(needs: Needs, num_layers: int) -> int:
-    """Return how many layers can move in the time of a forward pass, beside the others' inputs."""
+    """Return how many layers can move during a forward pass, while the others' inputs move, too."""
     forward_s = needs.pass_s / 3  # two of the six products of a recomputing layer
     bytes_per_token = forward_s / needs.tokens * needs.bus_bytes_per_s * _BUS_SHARE
     more_bytes = needs.layer_bytes - needs.input_bytes

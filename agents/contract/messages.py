@@ -1,8 +1,8 @@
 """Envelopes of the messages between the master and a node.
 
-One message is one line of JSON. Three kinds of envelope: Request (master to node), Response
-(exactly one per request) and Event (node to master, unasked or following a request). The kinds of
-request, with their arguments and answers, are the classes of `agents.contract.requests`. `None`
+One message is one line of JSON, in one of three envelopes: Request (master to node), Response
+(exactly one per request) and Event (node to master, unsolicited or following a request). The
+requests, with their arguments and answers, are the classes of `agents.contract.requests`. `None`
 means "not known" everywhere.
 """
 
@@ -20,22 +20,22 @@ from agents.contract.wire import replace_surrogates, shorten
 from agents.contract.wire import to_wire as to_wire
 
 MAX_LINE_BYTES = 1 << 20
-"""Maximum length of a line, which both sides enforce; stream chunks stay well below."""
+"""Maximum length of a line, enforced by both sides, in bytes; stream chunks stay well below."""
 STREAM_CHUNK_BYTES = 192 * 1024
-"""Maximum size of a piece of a log or journal in one message, before base64."""
+"""Maximum size of a piece of a log or journal in one message, before base64, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteError:
     kind: str
-    """Kind: `user` (not our fault), `unknown_request`, `bad_request`, `bug`, `disconnected`."""
+    """Kind: `user` (the world's fault), `unknown_request`, `bad_request`, `bug`, `disconnected`."""
     message: str
-    """Sentence about what failed, and where."""
+    """Sentence that says what failed, and where."""
     hint: str = ""
-    """Advice what to do next."""
+    """Advice on what to do next."""
     traceback: str = ""
     topic: str = ""
-    """Section of the master's troubleshooting page; empty: none, or the agent is older."""
+    """Section of the master's troubleshooting page; empty: no section, or an older agent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class Event:
     kind: str
     data: dict[str, Any] = field(default_factory=dict)
     request_id: int | None = None
-    """Id of the request that the event belongs to; None: it belongs to none."""
+    """Id of the request that the event belongs to; None: no request."""
 
 
 Message = Request | Response | Event
@@ -65,12 +65,12 @@ Message = Request | Response | Event
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """Data of an event of kind `progress`: how far a slow request is."""
+    """Data of an event of kind `progress`: the state of a slow request."""
 
     message: str
-    """Sentence for a person."""
+    """Sentence for the user."""
     phase: str = ""
-    """Part of the work, such as `merge` or `proof`; empty: the agent names none, or is older."""
+    """Part of the work, such as `merge` or `proof`; empty: none named, or an older agent."""
 
 
 _TYPES: dict[str, type[Request] | type[Response] | type[Event]] = {

@@ -1,11 +1,11 @@
 """Divide rows into micro-batches, and round their sizes to a few that repeat.
 
-Shared by the trainer, which computes them, and the planner, which forecasts what they cost.
+The trainer computes the micro-batches and the planner forecasts their cost, both with this module.
 
-A GPU that replays a recorded micro-batch needs no host to launch thousands of kernels, but only
-micro-batches of one shape can be replayed. So they are filled as far as rows allow, and padded to
-one of a few sizes: eighths of the capacity. Where the card is the slower part anyway, padding
-would only cost time, and every micro-batch keeps its own size.
+A GPU that replays a recorded micro-batch needs no host to launch thousands of kernels, but can
+replay only micro-batches of one shape. So they are filled as far as rows allow, and padded to
+one of a few sizes: eighths of the capacity. If the card is the bottleneck anyway, padding would
+only cost time, so every micro-batch keeps its own size.
 
 Shape letters: M tokens of a micro-batch.
 """
@@ -16,25 +16,25 @@ import heapq
 from collections.abc import Sequence
 
 SIZE_STEP = 64
-"""Sizes are multiples of this on GPUs: a multiple of the tile sizes of matrix products."""
+"""Unit of sizes on GPUs, in tokens: a multiple of the tile sizes of matrix products."""
 _NUM_SIZES = 8
-"""Number of sizes up to the capacity."""
+"""Number of distinct sizes up to the capacity."""
 
 
 def group_examples(
     num_tokens: Sequence[int], max_tokens: int, *, is_filled: bool = False
 ) -> list[list[int]]:
-    """Return micro-batches as lists of indices; each has at most `max_tokens`, or is one example.
+    """Return micro-batches as lists of indices, each with at most `max_tokens` or one example.
 
-    Their number is that of first fit, the longest first (Johnson 1973): at most 11/9 of the fewest
-    possible. They are then filled alike, the emptiest first (Graham 1969), as a small one would
-    leave the card half idle. A card that is too small shows it at once.
+    First fit with the longest examples first (Johnson 1973) gives their number: at most 11/9 of the
+    fewest possible. They are then filled evenly, the emptiest first (Graham 1969), as a small one
+    would leave the card half idle. A card that is too small then fails at once.
 
     Args:
         num_tokens: Tokens of each example.
         max_tokens: Capacity of a micro-batch.
-        is_filled: Keep the groups of first fit: all but the last ones are nearly full, so that
-            little padding is needed; see `round_size`.
+        is_filled: Keep the groups of first fit: all but the last ones are nearly full, so they need
+        little padding; see `round_size`.
 
     >>> group_examples([5, 9, 4, 8], max_tokens=13)
     [[1, 2], [3, 0]]
@@ -43,6 +43,7 @@ def group_examples(
     >>> [len(group) for group in group_examples([1] * 16, max_tokens=3, is_filled=True)]
     [3, 3, 3, 3, 3, 1]
     """
+    # Ties by index, so that all ranks get one order.
     order = sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i))
     first = _fit_first(num_tokens, order, max_tokens)
     if is_filled:
@@ -72,7 +73,7 @@ def _fit_first(num_tokens: Sequence[int], order: Sequence[int], max_tokens: int)
 
 
 def round_up_tokens(num_tokens: int) -> int:
-    """Return the size that a micro-batch of its own size is padded to on GPUs.
+    """Return the size to which a micro-batch without fixed sizes is padded on GPUs, in tokens.
 
     >>> [round_up_tokens(n) for n in (3, 100, 2048, 2049)]
     [64, 128, 2048, 2112]
@@ -81,11 +82,11 @@ def round_up_tokens(num_tokens: int) -> int:
 
 
 def round_size(num_tokens: int, capacity: int) -> int:
-    """Return the size, in tokens, to which a micro-batch is padded so that sizes repeat.
+    """Return the fixed size to which a micro-batch is padded, in tokens.
 
     Args:
         num_tokens: Tokens of its rows.
-        capacity: Usual limit of a micro-batch; a longer example exceeds it.
+        capacity: Usual limit of a micro-batch, which a longer example exceeds.
 
     >>> [round_size(n, 4096) for n in (40, 1000, 3600, 4096, 5000)]
     [512, 1024, 4096, 4096, 5120]
@@ -97,9 +98,9 @@ def round_size(num_tokens: int, capacity: int) -> int:
 
 
 def find_size(lengths: Sequence[int], capacity: int, longest: int) -> int:
-    """Return the size of a micro-batch of these rows that repeats, in tokens.
+    """Return the fixed size of a micro-batch of these rows, in tokens.
 
-    Rows that all have the greatest length fill micro-batches alike, and need no padding.
+    If all rows have the maximum length, they fill micro-batches evenly and need no padding.
 
     Args:
         lengths: Tokens of each row.

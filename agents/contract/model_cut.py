@@ -1,8 +1,8 @@
-"""Division of a model over the ranks of an attempt, as the plan decided it before the launch.
+"""Division of a model over the ranks of an attempt, decided by the plan before the launch.
 
-The master computes it from memory and speed of every GPU and sends it with the intent. A rank
-finds its own stage by its number. Without stages, as after an election or under torchrun by hand,
-the trainer divides the layers itself.
+The master computes it from memory and speed of every GPU and sends it with the intent. A rank finds
+its own stage by its number. Without stages, as after an election or under torchrun, the trainer
+divides the layers itself.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from agents.contract.names import MAX_RANK, check_number
 from agents.contract.parallel import ParallelMode
 
 MAX_LAYERS = 100_000
-"""Number of layers of a model that none has: a stage of more is a lie."""
+"""Upper bound of a model's layers, beyond any real model."""
 MAX_SEQUENCES = 10**6
-"""Sequences of a micro-batch, or micro-batches in flight, that no GPU holds."""
+"""Upper bound of sequences of a micro-batch and of micro-batches in flight, beyond any GPU."""
 WeightTier = Literal["ram", "disk"]
 
 
@@ -27,25 +27,24 @@ class Stage:
 
     rank: int
     replica: int = 0
-    """Index of its pipeline among those that train data parallel; streamed: of the rank."""
+    """Index of its pipeline among data-parallel ones; with streamed weights, of the rank."""
     first_layer: int
     stop_layer: int
-    """Layer after its last one."""
+    """One past its last layer."""
     has_embedding: bool = True
     has_head: bool = True
-    """Whether it has the final norm, the head and the loss."""
+    """True if it has the final norm, the head and the loss."""
     num_resident: int | None = None
-    """Number of its layers, the first ones, whose frozen weights stay on the device; None: as many
-    as fit."""
+    """Number of its first layers whose frozen weights stay on the device; None: as many as fit."""
     streams_from: WeightTier | None = None
-    """Where the frozen weights of its other layers wait; None: the trainer finds out."""
+    """Memory that holds the frozen weights of its other layers; None: the trainer decides."""
     max_in_flight: int | None = None
-    """Maximum number of micro-batches that it has passed forward and not yet back; None: the
-    schedule decides."""
+    """Maximum number of micro-batches between their forward and backward pass; None: the schedule
+    decides."""
     num_recomputed: int | None = None
     """Number of its layers that recompute their activations; None: as memory requires."""
     offloads: bool = False
-    """Whether the inputs of these wait for the backward pass in host memory."""
+    """True if the inputs of these layers wait for the backward pass in host memory."""
 
     @property
     def num_layers(self) -> int:
@@ -68,7 +67,7 @@ class ModelCut:
     """Mode of an attempt, and the stage of each rank."""
 
     mode: ParallelMode
-    """Mode that the plan chose, also where the run file says `auto`."""
+    """Mode that the plan chose, also if the run file says `auto`."""
     stages: tuple[Stage, ...] = ()
     """Stage of each rank, in rank order; empty: the trainer divides the layers."""
     micro_sequences: int | None = None
@@ -79,6 +78,7 @@ class ModelCut:
             check_number("micro_sequences", self.micro_sequences, 1, MAX_SEQUENCES)
         if [stage.rank for stage in self.stages] != list(range(len(self.stages))):
             raise ValueError("stages are not one per rank, in rank order")
+        # Each replica is a pipeline of its own, and holds the whole model.
         for replica in {stage.replica for stage in self.stages}:
             _check_chain([stage for stage in self.stages if stage.replica == replica])
 
@@ -98,10 +98,10 @@ class ModelCut:
 
 
 def _check_chain(stages: Sequence[Stage]) -> None:
-    """Check that stages follow each other from the embedding to the head.
+    """Check that stages cover all layers in order, from the embedding to the head.
 
     Raises:
-        ValueError: a layer is missing or twice, or an end of the model is.
+        ValueError: a layer or an end of the model is missing or duplicated.
     """
     at = 0
     for stage in stages:

@@ -1,8 +1,8 @@
-"""Parts of a model for a node whose ranks have only some layers: files, and outlines of others.
+"""Parts of a model for a node whose ranks have only some layers: files, and headers of the others.
 
-Of a model in several files a node gets those that hold a tensor of its layers. Of each other file
-it gets the header, so that whoever opens the model finds every tensor's name and shape; the data
-of those tensors must never be read. All of that is in one file beside the weights, together with
+Of a model in several files, a node gets the files with a tensor of its layers. Of each other file
+it gets the header, so that a reader of the model finds the name and shape of every tensor; the data
+of those tensors must never be read. One file in the folder of the weights holds all headers, and
 the hashes of the whole model, by which ranks compare what they train.
 """
 
@@ -18,19 +18,19 @@ from agents.contract.model_cut import Stage
 from agents.contract.run import FileEntry
 
 PARTS_PREFIX = ".parts-"
-"""Beginning of the file's name; its content's hash and `.json` follow."""
+"""Prefix of the file's name; the hash of its content and `.json` follow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outline:
-    """A file of weights of which the node has the header alone."""
+    """Weight file of which the node has only the header."""
 
     path: str
     header_base64: str
-    """Bytes of the file up to its first tensor, in base64."""
+    """Bytes of the file before its first tensor, in base64."""
 
     def header(self) -> bytes:
-        """Return the bytes.
+        """Return the header's bytes.
 
         Raises:
             ValueError: they are not base64.
@@ -43,24 +43,25 @@ class Outline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelParts:
-    """What a node has of a model."""
+    """Parts of a model on one node."""
 
     files: tuple[FileEntry, ...]
-    """All files of the whole model."""
+    """All files of the whole model, also of the parts that are elsewhere."""
     outlines: tuple[Outline, ...]
     layers: tuple[int, ...]
-    """Layers whose tensors are there, in ascending order."""
+    """Layers whose tensors the node has, in ascending order."""
     has_embedding: bool
     has_head: bool
 
     def check_foreign(self) -> None:
         known = {entry.path for entry in self.files}
+        # A header is written next to the weights, so its path must not lead into another folder.
         for outline in self.outlines:
             if outline.path not in known or "/" in outline.path:
-                raise ValueError(f"{outline.path[:120]!a} is no file of this model")
+                raise ValueError(f"{outline.path[:120]!a} is not a file of this model")
 
     def holds(self, stage: Stage) -> bool:
-        """Return whether all tensors of a stage are there."""
+        """Return whether the node has all tensors of a stage."""
         return (
             set(range(stage.first_layer, stage.stop_layer)) <= set(self.layers)
             and (self.has_embedding or not stage.has_embedding)
@@ -69,7 +70,7 @@ class ModelParts:
 
 
 def is_parts_file(path: str) -> bool:
-    """Return whether a path is that of such a file, not of a model's folder.
+    """Return whether a path names such a file, not a model's folder.
 
     >>> is_parts_file("/a/models/m/.parts-0123abcd.json"), is_parts_file("/a/models/m")
     (True, False)
@@ -86,17 +87,18 @@ def find_needless_files(
     *,
     is_tied: bool,
 ) -> list[str]:
-    """Return the files of which no tensor belongs to these stages, sorted by name.
+    """Return the files without a tensor of these stages, sorted by name.
 
     Args:
         tensors: names of the tensors in each file.
         layer_of: layer of each tensor that belongs to one.
         ends: names of the embedding's and of the head's tensors.
         stages: stages of the node's ranks.
-        is_tied: whether the head is the embedding.
+        is_tied: True if head and embedding share one tensor.
     """
     layers = {number for stage in stages for number in range(stage.first_layer, stage.stop_layer)}
     has_head = any(stage.has_head for stage in stages)
+    # A tied head is stored as the embedding alone.
     has_embedding = any(stage.has_embedding for stage in stages) or (has_head and is_tied)
     embeddings, heads = map(frozenset, ends)
 

@@ -1,9 +1,9 @@
-"""Names that come from the other side, and their one check: here, where they enter.
+"""Check of names from the other side, at the point where they enter.
 
-A name of a run, node, stream or file becomes a path or a key on the side that receives it. So the
-dataclasses of this package check theirs in `check_foreign`, which reading a message calls, and a
-message with a bad one is refused as a whole. What builds a path from a name checks it once more
-(`app/paths.py`, `agents/state.py`).
+A name of a run, node, stream or file becomes a path or a key on the receiving side. So the
+dataclasses of this package check theirs in `check_foreign`, which is called when a message is read,
+and a message with a bad name is refused as a whole. Code that builds a path from a name checks it
+again (`app/paths.py`, `agents/state.py`).
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from __future__ import annotations
 import re
 
 MAX_ATTEMPT = 10**6
-"""Newest attempt of a run: one a minute for two years."""
+"""Maximum attempt number of a run: one attempt a minute for two years."""
 MAX_STEP = 10**12 - 1
-"""Newest step, whose checkpoint's folder has twelve digits."""
+"""Maximum step: the name of a checkpoint's folder has at most twelve digits."""
 MAX_RANK = 10**6 - 1
-"""Last rank, as names of logs have up to six digits."""
+"""Maximum rank: names of logs have up to six digits."""
 MAX_TIME_S = 32_503_680_000.0
-"""Latest wall clock time, in seconds since 1970: the year 3000, the last that Windows shows."""
+"""Maximum wall clock time, in seconds since 1970: the year 3000, the last that Windows shows."""
 MAX_WAIT_S = 24 * 3600.0
-"""Longest time that one side asks the other to wait, in seconds: a day."""
+"""Maximum time that one side asks the other to wait, in seconds: a day."""
 MAX_PATH_CHARACTERS = 1024
-"""Length of a path within a folder; systems end at 4096 with everything above it."""
+"""Maximum length of a path within a folder, in characters; systems allow 4096 for the whole
+path."""
 MAX_TEXT_CHARACTERS = 4096
-"""Length of a text that is shown in a line, such as the name of a card."""
+"""Maximum length of a one-line text, such as the name of a card, in characters."""
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Names that are one part of a path on every system: no separator, no leading dot."""
-# Windows opens a device for these, whatever follows the first dot.
+# Windows opens a device for these, with any text after the first dot.
 _RESERVED = frozenset(
     ("con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)))
 )
@@ -42,13 +43,14 @@ def is_safe_name(text: str) -> bool:
     >>> any(is_safe_name(name) for name in ("", "..", "a/b", "/a", ".a", "a\\n", "nul.txt", "a."))
     False
     """
+    # Windows drops a trailing dot, so two names would be one file.
     if SAFE_NAME.fullmatch(text) is None or text.endswith("."):
         return False
     return not is_reserved(text)
 
 
 def is_reserved(text: str) -> bool:
-    """Return whether Windows opens a device by this name, whatever follows its first dot.
+    """Return whether Windows opens a device by this name, with any text after its first dot.
 
     >>> is_reserved("NUL.txt"), is_reserved("nullable")
     (True, False)
@@ -75,6 +77,7 @@ def check_number(field: str, number: float, least: float, most: float) -> None:
     Raises:
         ValueError: it is outside its bounds.
     """
+    # Written so that NaN, which compares false, is refused.
     if not least <= number <= most:
         raise ValueError(f"{field} is {number}; it must be from {least} to {most}")
 
@@ -83,7 +86,7 @@ def check_time(field: str, time_s: float | None) -> None:
     """Check a wall clock time, in seconds since 1970; None passes.
 
     Raises:
-        ValueError: no calendar has it, also when it is no number.
+        ValueError: it is outside 1970 to 3000, or NaN.
     """
     if time_s is not None and not 0 <= time_s <= MAX_TIME_S:
         raise ValueError(f"{field} is {time_s}; it must be a time from 1970 to the year 3000")
@@ -106,7 +109,7 @@ def check_inside(path: str) -> None:
         ValueError: it is absolute, climbs with `..`, or has an empty part.
     """
     parts = path.split("/")
-    # A file at every level would otherwise exhaust the stack of what walks through them.
+    # Deeper paths would exhaust the stack of code that walks folders recursively.
     is_short = len(path) <= MAX_PATH_CHARACTERS
     if not is_short or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise ValueError(
@@ -115,7 +118,7 @@ def check_inside(path: str) -> None:
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number that a name is, in the one spelling that we write; None: it is none.
+    """Return the number in a name, or None unless it has the canonical spelling.
 
     >>> [whole_number(text) for text in ("12", "0", "012", "-1", "\\u0663", "1" * 30)]
     [12, 0, None, None, None, None]

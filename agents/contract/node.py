@@ -1,4 +1,4 @@
-"""What a node reports about itself: hardware, samples, its environment and measurements."""
+"""Reports of a node about itself: hardware, samples, its environment and measurements."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from agents.contract.names import (
 )
 
 MAX_GPUS = 128
-"""Number of GPUs of a PC, beyond any mainboard."""
+"""Maximum number of GPUs of a PC, beyond any mainboard."""
 MAX_LISTED = 1024
-"""Number of other things that a PC lists, such as its network interfaces."""
+"""Maximum number of other items that a PC lists, such as network interfaces."""
 MAX_SPEED = 1e18
-"""Speed of a GPU in any unit per second, a thousand times the fastest."""
+"""Maximum speed of a GPU in any unit per second: a thousand times the fastest one."""
 _MAX_BYTES = 2**60
 MAX_CONTEXT_BYTES = 16 * 2**30
-"""Maximum size of a CUDA context; the largest seen takes less than 1 GiB."""
-# What a sensor can read. Drivers report all bits set, or worse, for what they do not know.
+"""Maximum size of a CUDA context, in bytes; the largest one seen takes less than 1 GiB."""
+# Limits of plausible readings. Drivers report all bits set, or worse, for unknown values.
 _PLAUSIBLE = {
     "utilisation": 1.0,
     "temperature_celsius": 1000.0,
@@ -58,10 +58,11 @@ _PLAUSIBLE = {
 
 
 def _drop_implausible(record: object) -> None:
-    """Replace readings that nothing can have by None, which means not known."""
+    """Replace impossible readings by None, which means not known."""
     for name, most in _PLAUSIBLE.items():
         value = getattr(record, name, None)
         if value is not None and not 0 <= value <= most:
+            # The dataclasses are frozen, and this runs while one is being read.
             object.__setattr__(record, name, None)
 
 
@@ -77,7 +78,7 @@ class GpuFacts:
     name: str
     memory_bytes: int | None = None
     memory_reserved_bytes: int | None = None
-    """Part of the memory that the driver keeps for itself, in bytes: no program gets it."""
+    """Part of the memory that the driver reserves for itself, in bytes; programs cannot use it."""
     driver: str | None = None
     cuda: str | None = None
     """Newest CUDA version that the driver supports, such as `13.0`."""
@@ -85,7 +86,7 @@ class GpuFacts:
     """CUDA compute capability, such as `8.9`."""
     power_limit_w: float | None = None
     slowdown_celsius: float | None = None
-    """Temperature at which the hardware slows the clock down, in degrees Celsius."""
+    """Temperature at which the hardware reduces the clock, in degrees Celsius."""
 
     def check_foreign(self) -> None:
         check_number("index", self.index, 0, MAX_LISTED)
@@ -102,7 +103,7 @@ class GpuUse:
     name: str
     """Name of the work, such as `run r-1` or `the export of run r-1`."""
     run_id: str | None = None
-    """Id of the run; None: it is no run."""
+    """Id of the run; None: the work is not a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,11 +114,11 @@ class InterfaceFacts:
     speed_mbit: int | None = None
     up: bool | None = None
     mac: str | None = None
-    """Hardware address, such as `aa:bb:cc:dd:ee:ff`; None: it has none."""
+    """Hardware address, such as `aa:bb:cc:dd:ee:ff`; None: no such address."""
     broadcast: str | None = None
-    """IPv4 broadcast address of its network; None: it has none."""
+    """IPv4 broadcast address of its network; None: no such address."""
     wakes: bool | None = None
-    """Whether a magic packet wakes the PC; None: it does not say."""
+    """True if a magic packet wakes the PC; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,12 +146,12 @@ class NodeFacts:
     wsl: str | None = None
     """Networking mode of WSL2 (`mirrored`, `nat`, ...); None: not WSL."""
     wall_s: float = 0.0
-    """Wall clock of the node when this was written, in seconds since 1970."""
+    """Time of the report, in seconds since 1970 by the node's clock."""
     environment: EnvironmentReport | None = None
     compiler: str | None = None
-    """Path of the C compiler for training; None: none was found."""
+    """Path of the C compiler for training; None: not found."""
     machine_id: str | None = None
-    """Hash of the id that the system was given when it was installed; None: it has none."""
+    """Hash of the operating system's installation id; None: no such id."""
     agent_home: str | None = None
     """Folder of the agent; None: a node of an earlier version."""
     started_s: float | None = None
@@ -174,7 +175,7 @@ class GpuSample:
     index: int
     name: str
     memory_used_bytes: int | None = None
-    """Memory that programs hold; from drivers that do not tell it apart, also what they keep."""
+    """Memory in use, in bytes; some drivers count their own reserve, too."""
     memory_total_bytes: int | None = None
     utilisation: float | None = None
     """Share of time with a running kernel, 0 to 1."""
@@ -185,11 +186,11 @@ class GpuSample:
     fan: float | None = None
     """Fan speed as a share of its maximum, 0 to 1."""
     throttle: tuple[str, ...] | None = None
-    """Reasons for a reduced clock, in words; empty: none; None: not known."""
+    """Reasons for a reduced clock, in words; empty: no reason; None: not known."""
     process_ids: tuple[int, ...] | None = None
-    """Programs that compute on the GPU; those that only draw are left out."""
+    """Processes that compute on the GPU, without those that only draw."""
     memory_computing_bytes: int | None = None
-    """Part of the used memory that those programs hold, in bytes."""
+    """Part of the used memory that those processes hold, in bytes."""
 
     def check_foreign(self) -> None:
         check_number("index", self.index, 0, MAX_LISTED)
@@ -203,9 +204,9 @@ class Sample:
     """One reading of all sensors of a node."""
 
     time_s: float
-    """Wall clock of the node, in seconds since 1970."""
+    """Time of the reading, in seconds since 1970 by the node's clock."""
     seq: int
-    """Sequence number, which a recorder raises by one with each sample."""
+    """Sequence number, which the recorder increments with each sample."""
     gpus: tuple[GpuSample, ...] = ()
     cpu_utilisation: float | None = None
     """Share of busy time over all cores, 0 to 1."""
@@ -233,25 +234,25 @@ class Sample:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentReport:
     python: str | None = None
-    """Path of the interpreter; None: there is no environment."""
+    """Path of the interpreter; None: no environment."""
     python_version: str | None = None
     lock_sha256: str | None = None
     fits: bool = False
-    """Whether every requirement is installed in its exact version."""
+    """True if every requirement is installed in its exact version."""
     missing: tuple[str, ...] = ()
     different: tuple[str, ...] = ()
     """Deviations, such as `torch 2.12.0 instead of 2.13.0`."""
     headers: bool | None = None
-    """Whether the interpreter's C headers (Python.h) are installed; None: not known."""
+    """True if the interpreter's C headers (Python.h) are installed; None: not known."""
     built_with: str | None = None
-    """What built it, such as `uv 0.13.9`; None: it was adopted, or built by an older version."""
+    """Builder, such as `uv 0.13.9`; None: it was adopted, or built by an older version."""
     trial: EnvironmentTrial | None = None
-    """What came of trying it after it was built or adopted; None: it was not tried."""
+    """Result of trying it after it was built or adopted; None: it was not tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogTail:
-    """The end of a log on a node."""
+    """End of a log on a node."""
 
     run_id: str
     attempt: int
@@ -259,13 +260,13 @@ class LogTail:
     """`rank-R.log` or `supervisor.log`."""
     size_bytes: int
     written_s: float
-    """Wall clock of the node at the last write, in seconds since 1970."""
+    """Time of the last write, in seconds since 1970 by the node's clock."""
     text: str
     """Last lines; bytes that are not UTF-8 are replaced."""
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)
-        # 0: its folder is no attempt's.
+        # 0: its folder does not name an attempt.
         check_number("attempt", self.attempt, 0, MAX_ATTEMPT)
         check_name("name", self.name)
         check_time("written_s", self.written_s)
@@ -279,7 +280,8 @@ class NodeLogs:
 
 
 LinkFailure = Literal["dropped", "refused", "no_way", "broke", "stalled"]
-"""How a link fails: no answer, refused, no route, the connection broke, or no more bytes passed."""
+"""Failure of a link: `dropped`: no answer; `refused`: port closed; `no_way`: no route; `broke`: the
+connection ended; `stalled`: bytes stopped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,11 +293,11 @@ class LinkProbe:
     bytes_per_s: float | None = None
     """Throughput; None: no bytes were sent, or too few arrived."""
     resent_share: float | None = None
-    """Packets that had to be sent again, as a share of all; None: no bytes were sent."""
+    """Share of packets that were sent again, 0 to 1; None: no bytes were sent."""
     failure: LinkFailure | None = None
-    """None: it works."""
+    """Kind of failure; None: the link works."""
     reason: str = ""
-    """Words of the system about the failure."""
+    """Error text of the system."""
 
     def check_foreign(self) -> None:
         check_text("reason", self.reason)
@@ -304,17 +306,17 @@ class LinkProbe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchFacts:
-    """What torch in a training environment says of itself."""
+    """Properties of torch in a training environment."""
 
     version: str
     cuda: str | None = None
-    """CUDA that it is built with, such as `13.0`; None: it is a build for CPUs."""
+    """CUDA version that it was built for, such as `13.0`; None: a build for CPUs."""
     nccl: str | None = None
-    """Version of NCCL; None: it has none."""
+    """Version of NCCL; None: not included."""
     architectures: tuple[str, ...] = ()
-    """Cards that it has kernels for, such as `sm_86`; empty where it sees no GPU."""
+    """Architectures that it has kernels for, such as `sm_86`; empty if it sees no GPU."""
     num_gpus: int = 0
-    """GPUs that it sees."""
+    """Number of GPUs that it sees."""
 
     def check_foreign(self) -> None:
         for name in ("version", "cuda", "nccl"):
@@ -329,7 +331,7 @@ class AllReduceResult:
     sum_ok: bool
     torch: TorchFacts | None = None
     nccl_seconds: float | None = None
-    """Duration of the sum with NCCL; None: it was not made, or it failed."""
+    """Duration of the sum with NCCL; None: it was not tried, or it failed."""
     nccl_problem: str = ""
     """Why NCCL's sum failed; empty: it did not."""
 
@@ -344,24 +346,25 @@ class Calibration:
     card: str
     """Name of the GPU in its driver."""
     matrix_flops_per_s: float | None = None
-    """Speed of matrix products as wide as a 7B model's, in bf16 or else fp16."""
+    """Speed of matrix products as wide as those of a 7B model, in bf16 or else fp16."""
     memory_bytes_per_s: float | None = None
     """Bytes read plus bytes written by a copy within the GPU, per second."""
     to_host_bytes_per_s: float | None = None
-    """Speed of copies into pinned memory."""
+    """Speed of copies into pinned host memory."""
     from_host_bytes_per_s: float | None = None
     unpack_values_per_s: float | None = None
     """NF4 weights unpacked to bf16 per second."""
     measured_s: float = 0.0
-    """Wall clock of the node, in seconds since 1970."""
+    """Time of the measurement, in seconds since 1970 by the node's clock."""
     spread: float | None = None
-    """Difference of slow and fast repetitions of matrix products, as a share of their median."""
+    """Difference between slow and fast repetitions of matrix products, as a share of their
+    median."""
     other_load: float | None = None
-    """Share of the device that other programs used meanwhile, 0 to 1."""
+    """Share of the device that other programs used during the measurement, 0 to 1."""
     context_bytes: int | None = None
     """GPU memory of a process beyond what torch reserves: CUDA context, kernels and libraries."""
     disk_bytes_per_s: float | None = None
-    """Sequential reads of a file in the agent's home that no memory holds, per second."""
+    """Speed of sequential reads of an uncached file in the agent's home."""
 
     def check_foreign(self) -> None:
         check_text("card", self.card)
@@ -381,9 +384,9 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRefusal:
-    """Reason why a run is not started on a model."""
+    """Reason why a run cannot start on a model."""
 
     message: str
-    """What is wrong and where, without a capital and a full stop."""
+    """Problem and its place, in lower case and without a full stop."""
     hint: str = ""
-    """What to do, without a full stop."""
+    """Advice on what to do, without a full stop."""

@@ -1,8 +1,9 @@
-"""Objectives and formats of training data: one row each, asked by run files, plans, forms, trainer.
+"""Objectives and formats of training data, one row each, read by run files, plans, forms and
+trainer.
 
-Nothing else compares their names. A new objective is a row here, its loss in
-`agents/trainer/objectives`, and a row in that folder's `registry.py`; one that reads rows of a new
-kind has a format here, which `agents/shared/data/columns.py` recognizes and
+No other code compares their names. A new objective is a row here, its loss in
+`agents/trainer/objectives`, and a row in that folder's `registry.py`. If it reads rows of a new
+kind, it also needs a format here, which `agents/shared/data/columns.py` recognizes and
 `agents/trainer/data/conversations.py` reads.
 """
 
@@ -21,22 +22,23 @@ LOSS = "loss"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowFormatTraits:
-    """Facts about a format of training rows."""
+    """Properties of a format of training rows."""
 
     name: RowFormat
     """Value of `data.format` in a run file."""
     summary: str
-    """Name as a choice in a form."""
+    """Label of the choice in a form."""
     rows: str
-    """Its rows, in sentences."""
+    """Noun for its rows, in sentences."""
     description: str
-    """Its rows and the learned part of them, in sentences."""
+    """Description of its rows and their learned part, in sentences."""
     contents: str = ""
-    """Contents that only some objectives can use, as words in brackets; empty: ordinary text."""
+    """Special contents that only some objectives can use, as words in brackets; empty: ordinary
+    text."""
     num_segments: int = 1
     """Number of sequences that a row becomes."""
     is_text: bool = False
-    """Whether its texts go to the model without a chat template."""
+    """True if its texts go to the model without a chat template."""
 
 
 ROW_FORMATS: dict[str, RowFormatTraits] = {
@@ -76,19 +78,21 @@ ROW_FORMATS: dict[str, RowFormatTraits] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """One number that an objective reports besides the loss: a mean over the batch's weight."""
+    """A number that an objective reports in addition to the loss: a mean over the batch's
+    weight.
+    """
 
     name: str
     """Name of the sum, and of the field in records of steps and evaluations."""
     label: str
     """Title of its chart."""
     sentence: str = ""
-    """Words for it in the event of an evaluation, with `{share}`; empty: it is not named."""
+    """Phrase for the event of an evaluation, with `{share}`; empty: the event omits it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveTraits:
-    """Facts about an objective; its loss is in `agents/trainer/objectives`."""
+    """Properties of an objective; its loss is in `agents/trainer/objectives`."""
 
     name: Objective
     """Value of `objective` in a run file."""
@@ -99,31 +103,31 @@ class ObjectiveTraits:
     formats: tuple[RowFormat, ...]
     """Formats of the rows that it reads."""
     gives: str
-    """Rows to give it, as words of a hint."""
+    """Rows that it needs, as words of a hint."""
     units: str
-    """Rows of its data, in the plural."""
+    """Noun for its rows, in the plural."""
     metrics: tuple[Metric, ...] = ()
     weighs_tokens: bool = False
-    """Whether the loss is a mean over tokens, so that its exponential is a perplexity; else it is a
-    mean over rows."""
+    """True if the loss is a mean over tokens, so that its exponential is a perplexity; False if it
+    is a mean over rows."""
     has_reference: bool = False
-    """Whether it compares with the model as it was before the training: with an adapter one more
-    forward pass without it, else a table made before the first step."""
+    """True if it compares with the model before the training: with an adapter by one more forward
+    pass without it, else by a table made before the first step."""
     fuses_loss: bool = False
-    """Whether the loss and its gradient come out of the logits in one pass, so that the backward
-    pass computes none of them again."""
+    """True if loss and gradient are computed from the logits in one pass, so that the backward pass
+    does not compute the logits again."""
     packs: bool = False
-    """Whether several rows may share a sequence."""
+    """True if several rows may share a sequence."""
     keys: tuple[str, ...] = ()
     """Keys of a run file that only this objective reads."""
     high_learning_rate: float | None = None
-    """Learning rate above which it tends to ruin a model; None: that of every run."""
+    """Learning rate above which it tends to ruin a model; None: the limit of every run."""
     usual_learning_rate: float = 2e-4
-    """Learning rate to begin with."""
+    """Recommended first learning rate."""
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """Names of what it sums over a batch: the loss, then its metrics."""
+        """Names of its sums over a batch: the loss, then its metrics."""
         return (LOSS, *(metric.name for metric in self.metrics))
 
     @property
@@ -178,7 +182,7 @@ METRICS: dict[str, Metric] = {
 
 
 def list_owners(key: str) -> tuple[str, ...]:
-    """Return the names of the objectives that read a key of the run file which others do not.
+    """Return the names of the objectives that alone read a key of the run file.
 
     >>> list_owners("dpo_beta")
     ('dpo',)
@@ -192,7 +196,7 @@ def find_readers(row_format: str) -> tuple[ObjectiveTraits, ...]:
 
 
 def refuse_format(objective: str, row_format: str) -> str:
-    """Return why an objective cannot read rows of a format, after `data.format is`; empty: it can.
+    """Return why an objective cannot read a format, to follow `data.format is`; empty: it can.
 
     >>> refuse_format("dpo", "alpaca")
     'alpaca; with objective dpo it must be auto or preference'
@@ -202,7 +206,7 @@ def refuse_format(objective: str, row_format: str) -> str:
     allowed = ("auto", *OBJECTIVES[objective].formats)
     if row_format in allowed:
         return ""
-    # Ordinary rows suit the usual objective; others were made for one.
+    # Ordinary rows suit the usual objective; special ones were made for one objective.
     made_for = find_readers(row_format)[0].name if ROW_FORMATS[row_format].contents else ""
     other = f", or set objective: {made_for}" if made_for else ""
     return f"{row_format}; with objective {objective} it must be {join_or(allowed)}{other}"

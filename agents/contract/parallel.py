@@ -1,9 +1,9 @@
-"""Modes of parallel training: one row each, asked by run files, plans, forms and the trainer.
+"""Parallelism modes, one row each, read by run files, plans, forms and the trainer.
 
-Nothing else compares their names: what code has to know of a mode is a trait here. A mode that this
-version cannot train yet has its row too. It is planned and shown, so that a user sees what it would
-bring, and refused with the same words wherever a run is started. To make one runnable, add its
-strategy to `agents/trainer/parallel/registry.py` and remove the refusal here.
+No other code compares their names: everything that depends on a mode is a trait here. A mode that
+this version cannot train has a row, too. It is planned and shown, so that users see its benefit,
+and refused with the same words at every start of a run. To make one runnable, add its strategy to
+`agents/trainer/parallel/registry.py` and remove the refusal here.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ _NOT_YET = "not available yet"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """Values of one key of the run file without which a mode trains no run."""
+    """Values of one key of the run file that a mode requires."""
 
     key: str
     """Dotted key."""
     values: tuple[str, ...]
     reason: str = ""
-    """Why, with its punctuation, to follow the values."""
+    """Reason, with its punctuation, to follow the values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelStrategy:
-    """Facts about a mode; how it trains is in `agents/trainer/parallel`, what it costs in
-    `app/planning/strategies`.
+    """Properties of a parallelism mode.
+
+    Its training is in `agents/trainer/parallel`, its cost in `app/planning/strategies`.
     """
 
     name: ParallelMode
@@ -41,45 +42,45 @@ class ParallelStrategy:
     engine: ParallelEngine
     """Code that moves gradients and weights between GPUs."""
     summary: str = ""
-    """What devices do, as a choice in a form; empty: it is not offered there."""
+    """Work of the devices, as a choice in a form; empty: not offered there."""
     refusal: str = ""
     """Why it cannot be trained, to follow its name; empty: it can."""
     holds: Literal["model", "stage", "some layers", "shards"] = "model"
-    """What a GPU keeps of the model: all of it; the layers of its stage, through which every row
-    passes; as many layers as fit, while others are streamed; a part of each layer."""
+    """Part of the model that a GPU keeps: all of it; the layers of its stage, through which every
+    row passes; as many layers as fit, while others are streamed; a part of each layer."""
     uses_one_gpu: bool = False
-    """Whether a run has one rank, however many GPUs its nodes have."""
+    """True if a run has one rank, however many GPUs its nodes have."""
     copies_model: bool = False
-    """Whether it asks that GPUs share batches, each with the whole model."""
+    """True if GPUs share batches, each with the whole model."""
     keeps_whole_state: bool = True
-    """Whether every rank holds all that is trained, so that survivors of a loss can regroup."""
+    """True if every rank holds the whole trained state, so that survivors of a loss can regroup."""
     sends_over_nccl: bool = True
-    """Whether GPUs exchange tensors over NCCL; else over Gloo, through host memory."""
+    """True if GPUs exchange tensors over NCCL; False if over Gloo, through host memory."""
     needs: tuple[Need, ...] = ()
     frozen_only: str = ""
-    """What it does with frozen weights, where it cannot train all of them; empty: it can."""
+    """Its use of frozen weights, if it cannot train all weights; empty: it can."""
     num_margins: int = 0
-    """Margins by which `parallel: auto` wants it faster than a mode that has none, since forecasts
-    of unlike modes err differently; see `app/planning/choice.py`."""
+    """Number of margins by which `parallel: auto` wants it faster than a mode without margins,
+    since forecasts of unlike modes err differently; see `app/planning/choice.py`."""
 
     @property
     def runnable(self) -> bool:
-        """Whether this version trains it."""
+        """True if this version trains it."""
         return not self.refusal
 
     @property
     def divides_layers(self) -> bool:
-        """Whether a GPU may hold some of the layers only, which its plan names."""
+        """True if a GPU may hold only some of the layers, which its plan names."""
         return self.holds in ("stage", "some layers")
 
     @property
     def has_stages(self) -> bool:
-        """Whether ranks hold layers one after the other, so that each computes every row."""
+        """True if ranks hold successive layers, so that each rank computes every row."""
         return self.holds == "stage"
 
     @property
     def streams(self) -> bool:
-        """Whether frozen layers are streamed to the GPU while it computes."""
+        """True if frozen layers are streamed to the GPU during the computation."""
         return self.holds == "some layers"
 
 
@@ -150,12 +151,12 @@ PARALLEL: dict[ParallelMode, ParallelStrategy] = {
     )
 }
 """Every mode by its name in run files; the order is that of forms and hints."""
-# What holds for `parallel: auto` before a plan has chosen.
+# Traits of `parallel: auto` before a plan has chosen.
 _AUTO = ParallelStrategy(name="data", label="auto", engine="rackless")
 
 
 def find_mode(parallel: str) -> ParallelStrategy:
-    """Return the row of a mode; `auto` has one that claims nothing.
+    """Return the row of a mode; `auto` has a row without special traits.
 
     >>> find_mode("pipeline").has_stages, find_mode("auto").copies_model
     (True, False)
@@ -164,12 +165,13 @@ def find_mode(parallel: str) -> ParallelStrategy:
 
 
 def refuse_parallel(parallel: str) -> tuple[str, str] | None:
-    """Return message and hint when `parallel` of a run file cannot be trained; None: it can.
+    """Return message and hint if `parallel` of a run file cannot be trained, else None.
 
     >>> refuse_parallel("sharded")
     ('parallel: sharded is not available yet', 'Use auto, data, single, pipeline or streamed')
     >>> refuse_parallel("auto")
     """
+    # Not `find_mode`, which answers for unknown names and `auto` as well.
     row = next((row for row in PARALLEL.values() if row.name == parallel), None)
     if row is None or row.runnable:
         return None
@@ -178,7 +180,8 @@ def refuse_parallel(parallel: str) -> tuple[str, str] | None:
 
 
 def refuse_trained_weights(parallel: str, adapter_kind: str) -> tuple[str, str] | None:
-    """Return message and hint when `parallel` needs frozen weights, which a run trains; None: ok.
+    """Return message and hint if `parallel` needs frozen weights but the run trains them, else
+    None.
 
     >>> refuse_trained_weights("streamed", "full")[1]
     'Use adapter: {kind: qlora} or {kind: lora}, or parallel: auto'

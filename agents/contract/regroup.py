@@ -1,15 +1,15 @@
-"""How the nodes of an attempt go on in living processes after a rank or a node was lost.
+"""Regrouping: nodes of an attempt continue in their living processes after the loss of others.
 
-Ranks that lose another one leave their group and wait, with model and optimizer in memory. The
-processes beside the supervisors (`agents/election`) then agree which nodes go on: those whose ranks
-all wait at one step, if they are a majority of the attempt's nodes. The lowest one asks each of
-them, by one more request on their channel:
+Ranks that lose another rank leave their group and wait, with model and optimizer in memory. The
+election processes (`agents/election`) then agree which nodes continue: those whose ranks all wait
+at one step, if they are a majority of the attempt's nodes. The first of these nodes asks the
+others, by one more request on their channel:
 
     regroup  Regroup                     -> {}; the ranks of this node join that group
 
-A group trains only once all of its ranks have joined it, and a rank is in one group at a time. Two
-majorities share a node, so two groups of an attempt can never train at once; and a node that has
-promised a newer attempt to anyone joins no group of this one any more.
+A group trains only after all of its ranks have joined it, and a rank is in one group at a time. Two
+majorities share a node, so two groups of an attempt can never train at once. A node that has
+granted a newer attempt joins no further group of this one.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from agents.contract.run import MAX_GENERATION, MAX_PORT, AttemptIntent
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regroup:
-    """The ranks that go on, and where they meet."""
+    """Ranks that continue, and their meeting point."""
 
     generation: int
-    """How often survivors of this attempt have regrouped, this time included."""
+    """Number of regroupings of this attempt, this one included."""
     nodes: tuple[str, ...]
-    """Nodes that go on, in the order of ranks."""
+    """Nodes that continue, in rank order."""
     address: str
     port: int
-    """Address of the first of them, and a port there for the ranks' store."""
+    """Port at `address`, that of the first node, for the ranks' store."""
 
     def check_foreign(self) -> None:
         check_number("generation", self.generation, 1, MAX_GENERATION)
@@ -45,11 +45,12 @@ class Regroup:
 
 
 def may_regroup(intent: AttemptIntent) -> bool:
-    """Return whether nodes of this attempt decide on new groups.
+    """Return whether nodes of this attempt may form new groups.
 
-    They have to know each other, and each rank has to hold the whole state.
+    They must know each other, and each rank must hold the whole state.
     """
     spec = intent.spec
+    # Lossy compression leaves a residual on each rank, which is lost with the rank.
     is_whole = find_mode(intent.parallel).keeps_whole_state and spec.compression == "none"
     knows_others = intent.election is not None and bool(intent.credential)
     return spec.recovery == "auto" and is_whole and knows_others
@@ -57,25 +58,25 @@ def may_regroup(intent: AttemptIntent) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegroupDecision:
-    """What a node does next whose ranks wait. `give_up`: they save what they hold, and end."""
+    """Next action of a node whose ranks wait. `give_up`: they save their state and end."""
 
     act: Literal["wait", "give_up", "propose"]
     nodes: tuple[str, ...] = ()
-    """Nodes of the next group, in the order of ranks."""
+    """Nodes of the next group, in rank order."""
     is_certain: bool = True
-    """Whether every node that matters has answered; one that has not may do so soon."""
+    """True if every relevant node has answered; False if a silent one may still answer."""
     reason: str = ""
 
 
 def decide_regroup(
     me: str, nodes: Sequence[str], states: dict[str, NodeState], attempt: int
 ) -> RegroupDecision:
-    """Decide what a node does whose ranks have lost others and wait. Pure.
+    """Decide the next action of a node whose ranks have lost others and wait. Pure.
 
     Args:
         me: name of the node.
-        nodes: all nodes of the attempt, in the order of ranks.
-        states: state of each node that answers, its own included.
+        nodes: all nodes of the attempt, in rank order.
+        states: state of each reachable node, its own included.
         attempt: number of the attempt.
     """
     mine = states[me]
@@ -92,6 +93,7 @@ def decide_regroup(
         # Its ranks compute, and notice the loss at the end of their step.
         return RegroupDecision(act="wait", reason="another node still trains")
     is_certain = len(answering) == len(nodes)
+    # Half of the nodes is a majority if it has rank 0, but a single node is not a group.
     if len(waiting) < 2 or not is_majority(waiting, nodes):
         act: Literal["wait", "give_up"] = "give_up" if is_certain else "wait"
         reason = "too few of the run's nodes are left"

@@ -1,8 +1,8 @@
-"""Repairs of a node: steps that change something there, previews and records of what they change.
+"""Repairs of a node: steps that change it, previews, and records of the changes.
 
 A step is a command or an edit of a file. A file is edited by whole lines, so that the node can show
-the text before and after, and what else is in the file stays. A step that says how to see that it
-is in place already is skipped then, and has nothing to undo.
+the text before and after, and other content of the file stays. A step with a probe is skipped, with
+nothing to undo, if the probe finds it in place.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Literal
 from agents.contract.names import check_number, check_text, check_time
 
 QUICK_STEP_S = 60.0
-"""Maximum duration of a step that only sets something, in seconds."""
+"""Maximum duration of a step that only changes a setting, in seconds."""
 MAX_CHANGES = 10**6
-"""Largest number of a change."""
+"""Maximum number of a change."""
 MAX_EDITED_BYTES = 128 << 10
-"""Maximum size of a file that is edited, in bytes: its old and new text travel in one message."""
+"""Maximum size of an edited file, in bytes: its old and new text travel in one message."""
 INSTALL_STEP_S = 3600.0
 """Maximum duration of a step that downloads and installs packages, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """Command whose output says whether a step is in place already."""
+    """Command whose output shows whether a step is in place."""
 
     argv: tuple[str, ...]
     shows: str
-    """Regular expression that its whole output, stripped, matches in that case. A command that
-    fails shows nothing."""
+    """Regular expression that matches the whole output, stripped, if the step is in place. A failed
+    command means that it is not in place."""
     as_root: bool = False
-    """Whether only an administrator can ask."""
+    """True if only an administrator can run it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEdit:
-    """New text of one file: `content` as a whole, or else its lines after `swap`, and `add`.
+    """New text of one file: either `content`, or its lines after `swap` and `add`.
 
     >>> FileEdit(path="/etc/fstab", add=("/swap none swap sw 0 0",)).apply_to("a\\n")
     'a\\n/swap none swap sw 0 0\\n'
@@ -45,15 +45,15 @@ class FileEdit:
 
     path: str
     content: str | None = None
-    """Whole text; None: the lines below are edited."""
+    """Whole text; None: only the lines below are edited."""
     swap: tuple[tuple[str, str], ...] = ()
-    """Regular expressions, and what each line has from then on where one matches."""
+    """Pairs of a regular expression and the text that replaces its matches in each line."""
     add: tuple[str, ...] = ()
-    """Lines to add at the end, those that are there already left out."""
+    """Lines to append unless they are present."""
     mode: int = 0o644
-    """Mode of a file that is new; another one keeps its own."""
+    """Mode of a new file; an existing file keeps its own."""
     activate: tuple[str, ...] = ()
-    """Command that makes programs read the file, after it was written or put back; empty: none."""
+    """Command that makes programs read the changed or restored file; empty: no command."""
 
     def __post_init__(self) -> None:
         if not self.path.startswith("/"):
@@ -62,10 +62,10 @@ class FileEdit:
             raise ValueError(f"the edit of {self.path} needs either content or lines")
 
     def apply_to(self, before: str | None) -> str:
-        """Return the text after the edit. `before`: the text now; None: there is no such file."""
+        """Return the text after the edit of `before`; None: the file does not exist."""
         if self.content is not None:
             return self.content
-        # Only at newlines: `splitlines` knows more ends of a line, which belong to its text here.
+        # Only at newlines: `splitlines` also splits at form feeds and others, which are text here.
         lines = before.removesuffix("\n").split("\n") if before else []
         for pattern, text in self.swap:
             lines = [re.sub(pattern, text, line) for line in lines]
@@ -79,18 +79,18 @@ class RepairStep:
     """One change on a node: a command to run, or the edit of a file."""
 
     says: str
-    """What it does, in words."""
+    """Description of the step, in words."""
     run: tuple[str, ...] = ()
-    """Command as an argument list, without `sudo`; empty: `edit` says what to do."""
+    """Command as an argument list, without `sudo`; empty: the step is `edit`."""
     edit: FileEdit | None = None
     as_root: bool = True
-    """Whether an administrator's rights are needed."""
+    """True if it needs administrator rights."""
     undo: tuple[str, ...] = ()
-    """Command that takes it back; empty: a file is put back, a command cannot be taken back."""
+    """Command that undoes it; empty: a file is restored, a command cannot be undone."""
     undo_note: str = ""
-    """Why nothing needs to be taken back; empty: it does."""
+    """Why nothing needs to be undone; empty: undo is needed."""
     done: Probe | None = None
-    """How to see that it is in place already; None: an edit that changes nothing is."""
+    """Probe that shows whether it is in place; None: an edit is in place if it changes nothing."""
     timeout_s: float = QUICK_STEP_S
     """Maximum duration, in seconds."""
 
@@ -100,31 +100,31 @@ class RepairStep:
 
     @property
     def can_undo(self) -> bool:
-        """Whether undoing leaves the node as it was."""
+        """True if undoing restores the node's former state."""
         return bool(self.undo or self.undo_note or self.edit is not None)
 
 
 AdminWay = Literal["root", "passwordless", "password", "none"]
-"""How an administrator's rights are had on a node. `root`: the agent has them; `passwordless`: sudo
-gives them; `password`: sudo may, with a password; `none`: there is no sudo."""
+"""Access to administrator rights. `root`: the agent runs as root; `passwordless`: sudo needs no
+password; `password`: sudo may work with a password; `none`: no sudo."""
 Progress = Literal["pending", "running", "done", "in place", "failed"]
-"""State of a step. `in place`: it was so before, and is no change of ours."""
+"""State of a step. `in place`: it was so before, and is not a change by Rackless."""
 Undone = Literal["no", "yes", "not needed", "impossible", "failed"]
 ABSENT = "absent"
-"""In place of a hash: there is no such file."""
+"""Stands for the hash of a missing file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPreview:
-    """What a step would do on the node as it is now."""
+    """Effect of a step on the node in its present state."""
 
     state: Literal["needed", "in place", "blocked", "not known"]
-    """`blocked`: it would fail, see `problem`; `not known`: only an administrator can see it."""
+    """`blocked`: it would fail, see `problem`; `not known`: only an administrator can find out."""
     before: str | None = None
-    """Text of the edited file now; None: a command, no such file, or not known."""
+    """Present text of the edited file; None: a command, a missing file, or not known."""
     after: str | None = None
     sha256: str = ""
-    """Hash of `before`; ABSENT: there is no such file; empty: not known, or a command."""
+    """Hash of `before`; ABSENT: the file is missing; empty: not known, or a command."""
     problem: str = ""
 
 
@@ -136,15 +136,15 @@ class RepairPreview:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepairOrder:
-    """A repair to apply, as the person agreed to it."""
+    """Repair to apply, as the user confirmed it."""
 
     repair: str
     title: str
     by: str
-    """Who asked for it, such as `anna@desk`."""
+    """User who asked for it, such as `anna@desk`."""
     steps: tuple[RepairStep, ...]
     expected: tuple[str, ...]
-    """`StepPreview.sha256` of each step as shown: a file that has changed since is left alone."""
+    """`StepPreview.sha256` of each step as shown; a file that has changed since is not edited."""
     needs_restart: bool = False
 
     def check_foreign(self) -> None:
@@ -154,27 +154,27 @@ class RepairOrder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UndoOrder:
-    """Changes to take back, by number; empty: all."""
+    """Changes to undo, by number; empty: all."""
 
     numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeStep:
-    """One step of a change, and what came of it."""
+    """One step of a change, and its result."""
 
     step: RepairStep
     state: Progress = "pending"
     exit_code: int | None = None
     output: str = ""
-    """Last lines that it printed, without secrets."""
+    """Last lines of its output, without secrets."""
     path: str = ""
-    """File that was edited, with links resolved; empty: a command."""
+    """Edited file, with links resolved; empty: a command."""
     before: str | None = None
-    """Its text before; None: there was no such file."""
+    """Text before the edit; None: the file was missing."""
     after: str | None = None
     mode: int | None = None
-    """Its mode before, with owner and group; None: there was no such file."""
+    """Mode before the edit, with owner and group; None: the file was missing."""
     owner: int = 0
     group: int = 0
     undone: Undone = "no"
@@ -183,24 +183,24 @@ class ChangeStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One repair that was applied to a node, as its log keeps it."""
+    """One repair that was applied to a node, as recorded in its log."""
 
     number: int
     repair: str
     title: str
     by: str
     began_s: float
-    """Time by the node's clock, in seconds since 1970."""
+    """Start, in seconds since 1970 by the node's clock."""
     ended_s: float | None = None
-    """None: it was interrupted, or is still being applied."""
+    """End, by the same clock; None: interrupted, or still running."""
     steps: tuple[ChangeStep, ...] = ()
     problem: str = ""
-    """Why it went no further; empty: it was applied."""
+    """Why it stopped early; empty: it was applied."""
     needs_restart: bool = False
     undone_s: float | None = None
-    """Time at which all of it that can be taken back was; None: it is in force."""
+    """Time at which everything that can be undone was undone; None: it is in force."""
     undo_problem: str = ""
-    """What was not taken back, and why; empty: nobody tried, or all was."""
+    """Parts that were not undone, and why; empty: undo was not tried, or was complete."""
 
     def check_foreign(self) -> None:
         check_number("number", self.number, 1, MAX_CHANGES)
@@ -211,21 +211,23 @@ class Change:
 
     @property
     def did_something(self) -> bool:
-        """Whether a step changed the node, or may have."""
-        return any(one.state in ("done", "running") for one in self.steps)
+        """True if a step changed the node, or may have."""
+        return any(step.state in ("done", "running") for step in self.steps)
 
     @property
     def has_undo_left(self) -> bool:
-        """Whether undoing it was not tried yet, or failed. What only stays is said once."""
+        """True if undo was not tried yet, or failed. Steps that cannot be undone are reported
+        once.
+        """
         return self.undone_s is None and any(
-            one.state in ("done", "running") and one.undone in ("no", "failed")
-            for one in self.steps
+            step.state in ("done", "running") and step.undone in ("no", "failed")
+            for step in self.steps
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeList:
-    """What a node's log has, from the oldest to the newest."""
+    """Changes in a node's log, oldest first."""
 
     changes: tuple[Change, ...]
     admin: AdminWay
@@ -233,7 +235,9 @@ class ChangeList:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepairWork:
-    """First line to the agent's `repair` command; the second is sudo's password, or empty."""
+    """First line of input to the agent's `repair` command; the second one is sudo's password, or
+    empty.
+    """
 
     apply: RepairOrder | None = None
     undo: UndoOrder | None = None
@@ -245,9 +249,9 @@ class RepairWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepairFailure:
-    """Why the `repair` command changed nothing."""
+    """Reason why the `repair` command changed nothing."""
 
     message: str
     hint: str = ""
     reason: Literal["password", "sudo", ""] = ""
-    """`password`: sudo did not take it; `sudo`: there is none, or it allows nothing."""
+    """`password`: sudo rejected it; `sudo`: missing or not permitted."""

@@ -26,12 +26,12 @@ from agents.contract.spec import Parallel, RunSpec
 from agents.contract.wire import WireError
 
 MAX_STREAM_BYTES = 1 << 50
-"""Size of a log in bytes that no disk of a node holds: a larger one is a lie."""
+"""Upper bound of a log's size, in bytes, beyond any node's disk."""
 MAX_PORT = 65535
 MAX_LOSSES = 10_000
-"""Number of losses of a run that no home cluster reaches: a list of more is a lie."""
+"""Upper bound of a run's losses, beyond any home cluster's."""
 MAX_GENERATION = 1000
-"""Number of regroupings of an attempt that no cluster reaches: each one loses a node."""
+"""Upper bound of an attempt's regroupings, since each one loses a node."""
 UNKNOWN_NODE = "?"
 """Name of the node in the status of an attempt whose intent cannot be read."""
 
@@ -67,17 +67,17 @@ def choose_checkpoint_ranks(ranks: Sequence[RankPlacement], copies: int) -> tupl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedStep:
-    """Record of a step in a journal, as far as a replay can be compared with it."""
+    """Record of a step in a journal: the part that a replay can compare."""
 
     step: int
     loss_hex: str
-    """Loss with every bit, as `float.hex` writes it."""
+    """Loss with every bit, as written by `float.hex`."""
     samples: str
     """Hash of the rows of the batch, in order."""
     shares: tuple[float, ...] = ()
     """Share of each rank in that step, in rank order."""
     saved: bool = False
-    """Whether a checkpoint was written after the step."""
+    """True if a checkpoint was written after the step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,41 +86,44 @@ class Replay:
 
     steps: tuple[LoggedStep, ...]
     devices: tuple[tuple[str, str], ...]
-    """Node and device of each rank that logged the steps; empty: they changed in between."""
+    """Node and device of each rank that logged the steps; empty: they changed during these
+    steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MasterIdentity:
-    """Master that launched an attempt, for the messages of another one that finds it there."""
+    """Master that launched an attempt; named in messages to another master that finds the
+    attempt.
+    """
 
     host: str
     """Name of the PC."""
     user: str
     home: str
-    """Its `$RACKLESS_HOME`: one user can have several masters on one PC."""
+    """Its `$RACKLESS_HOME`, since one user can have several masters on one PC."""
 
 
 HeatRule = Literal["warn", "wait", "limit"]
-"""What follows where heat holds a GPU's clock down for a minute. `warn`: a warning; `wait`: all
-ranks pause until it is cooler; `limit`: its power limit is lowered. A GPU that reaches its slowdown
-temperature pauses the run in any case."""
+"""Reaction to a GPU whose clock heat has held down for a minute. `warn`: a warning; `wait`: all
+ranks pause until it is cooler; `limit`: its power limit is lowered. A GPU at its slowdown
+temperature always pauses the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptLoss:
-    """An earlier attempt that lost a rank or node, for the limits of automatic recoveries."""
+    """Earlier attempt that lost a rank or node, for the limits of automatic recoveries."""
 
     attempt: int
     step: int
-    """Newest step that the run had finished; 0: none."""
+    """Newest step that the run had finished; 0: no step."""
     ended_s: float
     """Time of the end, in seconds since the epoch."""
     resumed_s: float | None = None
-    """Time at which the run was launched again, in seconds since the epoch; None: it was not."""
+    """Time of the relaunch, in seconds since the epoch; None: no relaunch."""
     cause: str = ""
-    """What ended it, a `FailureCause` of the part where it began; empty: a node was lost."""
+    """Cause, the `FailureCause` of the part that failed first; empty: a node was lost."""
     reason: str = ""
-    """Sentence on what ended it, with node, rank and phase where they are known."""
+    """Sentence on the cause, with node, rank and phase if they are known."""
 
     def check_foreign(self) -> None:
         check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
@@ -137,9 +140,9 @@ class Claim:
 
     is_granted: bool
     fence: int
-    """Newest attempt number that the node has promised."""
+    """Newest attempt number that the node has granted."""
     launched: int = 0
-    """Newest attempt that was launched there."""
+    """Newest attempt that was launched on the node."""
 
     def check_foreign(self) -> None:
         check_number("fence", self.fence, 0, MAX_ATTEMPT)
@@ -148,20 +151,20 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElectionPlan:
-    """How the nodes of an attempt recover it themselves while no master does."""
+    """Rules by which the nodes of an attempt recover it while no master does."""
 
     ports: dict[str, int]
     """Port at which each node listens for the others, at its address in the intent."""
     patience_s: float
-    """Time without a master after which a lost attempt is theirs, in seconds."""
+    """Time without a master after which the nodes may recover a lost attempt, in seconds."""
     per_hour: int
     """Maximum number of recoveries within an hour."""
     losses: tuple[AttemptLoss, ...] = ()
-    """Losses of the run since a person last started or resumed it, oldest first."""
+    """Losses of the run since a user last started or resumed it, oldest first."""
     started_by: str = ""
     """Node that started this attempt; empty: a master did."""
     reason: str = ""
-    """Why it did, as a sentence; empty: a master did."""
+    """Why the node started it, as a sentence; empty: a master did."""
 
     def check_foreign(self) -> None:
         check_number("losses", len(self.losses), 0, MAX_LOSSES)
@@ -175,7 +178,7 @@ class ElectionPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptIntent:
-    """Everything a node needs to run its part of an attempt. Written and fsynced before any
+    """Everything that a node needs to run its part of an attempt; written and synced before any
     fork.
     """
 
@@ -193,44 +196,44 @@ class AttemptIntent:
     interface: str | None = None
     """Network interface of this node for training traffic; None: the one with `address`."""
     credential: str = field(default="", repr=False)
-    """Private key and certificate of this attempt, in PEM, by which its ranks know each other;
-    empty: whoever reaches the ranks' store may use it."""
+    """Private key and certificate of this attempt, in PEM, by which its ranks identify each other;
+    empty: any program that reaches the ranks' store may use it."""
     model_path: str
     """Folder of the model on this node, or its hub id."""
     train_path: str
     eval_path: str | None = None
     shared: tuple[SharedPlace, ...] = ()
-    """Those of these paths that are on a share, which may go away."""
+    """Those of these paths that are on a share, which may become unavailable."""
     resume_step: int | None = None
-    """Step of the checkpoint to start from, already on this node; None: from the beginning."""
+    """Step of the checkpoint to start from, which this node has; None: from the beginning."""
     replay: Replay | None = None
-    """Logged steps to compare those after `resume_step` with; None: nothing is compared."""
+    """Logged steps to compare with those after `resume_step`; None: no comparison."""
     cut: ModelCut | None = None
-    """Mode and layers of each rank; None: the mode is that of `spec`, and every rank has all
+    """Mode, and layers of each rank; None: the mode is that of `spec`, and every rank has all
     layers or divides them itself."""
     checkpoint_ranks: tuple[int, ...] = (0,)
     """Ranks that write each checkpoint, one per node that keeps a copy."""
     num_threads: int | None = None
-    """CPU threads of a rank; None: the cores divided by the ranks of this node."""
+    """Number of CPU threads of a rank; None: the cores divided by the ranks of this node."""
     environ: dict[str, str] = field(default_factory=dict)
     master: MasterIdentity | None = None
-    """Who launches it; None: a master of an earlier version."""
+    """Master that launches it; None: a master of an earlier version."""
     addresses: dict[str, str] = field(default_factory=dict)
     """Address of every node of the attempt, by name; empty: a master of an earlier version."""
     confirm_s: float | None = None
-    """Time in seconds without a word of the master after which the part ends by itself, unless the
-    master has confirmed that every node has launched its part; None: it confirms nothing."""
+    """Time without contact with the master after which the part ends by itself, in seconds, until
+    the master confirms that every node has launched its part; None: no confirmation needed."""
     election: ElectionPlan | None = None
-    """How its nodes recover the attempt without a master; None: they never do."""
+    """How its nodes recover the attempt without a master; None: they do not."""
 
     outage_s: float = 60.0
-    """Time in seconds for which ranks wait for a node that cannot be reached."""
+    """Time for which ranks wait for a node that cannot be reached, in seconds."""
     when_hot: HeatRule = "warn"
-    """What the ranks of this node do while their GPUs are too hot."""
+    """Reaction of this node's ranks to hot GPUs."""
 
     @property
     def parallel(self) -> Parallel | ParallelMode:
-        """Way that the attempt trains: what the plan chose, else what the run file names."""
+        """Mode of the attempt: the plan's choice, else that of the run file."""
         return self.cut.mode if self.cut is not None else self.spec.parallel
 
     def check_foreign(self) -> None:
@@ -238,6 +241,7 @@ class AttemptIntent:
         check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
         check_name("node", self.node)
         check_number("outage_s", self.outage_s, 0, MAX_WAIT_S)
+        # No stages: the trainer divides the layers, see `ModelCut`.
         check_number("resume_step", self.resume_step or 0, 0, MAX_STEP)
         if self.cut is not None and len(self.cut.stages) not in (0, len(self.ranks)):
             raise ValueError(f"cut has {len(self.cut.stages)} stages for {len(self.ranks)} ranks")
@@ -245,13 +249,13 @@ class AttemptIntent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlRequest:
-    """A request to an attempt while it trains."""
+    """Request to an attempt while it trains."""
 
     wish_id: str
-    """Id from the master, which the record of the answer repeats."""
+    """Id from the master, repeated by the journal record of the outcome."""
     kind: Literal["save", "trace"]
-    """`save`: a checkpoint at the end of the present step. `trace`: the steps after the present one
-    are recorded with torch's profiler."""
+    """`save`: a checkpoint at the end of the current step; `trace`: record the following steps with
+    torch's profiler."""
     num_steps: int = 0
     """Number of steps to trace."""
 
@@ -263,12 +267,12 @@ AttemptState = Literal["starting", "running", "stopping", "stopped", "done", "fa
 FailureCause = Literal[
     "", "error", "diverged", "killed", "crashed", "stalled", "slept", "peer_lost", "share_lost"
 ]
-"""What ended a part that failed. `error`: a failure that a restart repeats, such as bad data or an
+"""Cause of a failed part's end. `error`: a failure that a restart repeats, such as bad data or an
 exception; `diverged`: a loss that is not finite; `killed`: a signal from outside, such as the
 kernel's when memory runs out; `crashed`: a fault inside a library or a driver; `stalled`: a rank
-stood still; `slept`: the PC slept and lost the other nodes; `peer_lost`: another rank was lost;
-`share_lost`: the server with its model or data did not answer.
-Empty: nothing failed, or nobody knows."""
+made no progress; `slept`: the PC slept and lost the other nodes; `peer_lost`: another rank was
+lost; `share_lost`: the server with its model or data did not answer; empty: nothing failed, or the
+cause is unknown."""
 LOST_CAUSES: frozenset[FailureCause] = frozenset(
     {"killed", "crashed", "stalled", "slept", "peer_lost", "share_lost"}
 )
@@ -297,10 +301,9 @@ class AttemptStatus:
     attempt: int
     node: str
     state: AttemptState
-    """State; `lost`: there is no process and no record of an end (power cut, reboot, kill)."""
+    """State; `lost`: neither a process nor a record of an end exists (power cut, reboot, kill)."""
     message: str = ""
-    """Reason of the end, or of a standstill, with node, rank and phase; empty while nothing is
-    wrong."""
+    """Reason of the end or of a standstill, with node, rank and phase; empty while all is well."""
     hint: str = ""
     supervisor_pid: int | None = None
     ranks: tuple[RankStatus, ...] = ()
@@ -309,33 +312,34 @@ class AttemptStatus:
     spec: RunSpec | None = None
     all_ranks: tuple[RankPlacement, ...] = ()
     master: MasterIdentity | None = None
-    """Whose it is: the master that launched it, or that took it over since; None: a master of an
-    earlier version, or its intent cannot be read."""
+    """Master that launched it, or took it over since; None: a master of an earlier version, or its
+    intent cannot be read."""
     owner: MasterIdentity | None = None
-    """Who took it over since its launch; None: nobody."""
+    """Master that took it over since its launch; None: no master did."""
     is_confirmed: bool = True
-    """Whether it goes on without its master. False while that still launches other parts."""
+    """True if it continues without its master; False while the master is launching other parts."""
     num_processes: int | None = None
     """Number of processes with the tag of the attempt, including the supervisor."""
     peer_lost: bool = False
-    """Whether it failed because a rank lost its connection to another rank. The cause then is most
+    """True if it failed because a rank lost its connection to another rank; the cause is then most
     likely on another node, whose message names it."""
     lost_nodes: tuple[str, ...] = ()
     """Other nodes that did not answer this one when its ranks lost them, or waited for them."""
     cause: FailureCause = ""
     restarted_s: float | None = None
-    """Time at which the PC was started after it had lost the attempt, in seconds since 1970; None:
-    it is not known, or it was not restarted."""
+    """Time at which the PC started after it had lost the attempt, in seconds since 1970; None: not
+    known, or no restart."""
     resume_step: int | None = None
     """Step of the checkpoint that it started from; None: from the beginning."""
     election: ElectionPlan | None = None
-    """How its nodes recover it without a master; None: they never do."""
+    """How its nodes recover it without a master; None: they do not."""
     may_regroup: bool = False
-    """Whether its ranks go on in their processes where a majority of its nodes is left."""
+    """True if its ranks continue in their processes as long as a majority of its nodes is left."""
     generation: int = 0
-    """How often its ranks have done so; see `agents.contract.regroup`."""
+    """Number of regroupings of its ranks; see `agents.contract.regroup`."""
     members: tuple[str, ...] = ()
-    """Nodes that train since the last time, in the order of ranks; empty: all of the attempt."""
+    """Nodes that train since the last regrouping, in rank order; empty: all nodes of the
+    attempt."""
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)
@@ -344,6 +348,7 @@ class AttemptStatus:
         for name in self.members:
             check_name("members", name)
         check_time("restarted_s", self.restarted_s)
+        # The placeholder is not a valid name.
         if self.node != UNKNOWN_NODE:
             check_name("node", self.node)
         for name in self.lost_nodes:
@@ -357,7 +362,7 @@ class AttemptStatus:
 class StreamChunk:
     """Bytes of an append-only file of an attempt: a journal, the output of a rank, or a trace.
 
-    `agents.contract.run_layout.is_stream` says which files these are. A trace appears as a whole.
+    `agents.contract.run_layout.is_stream` defines these files. A trace appears as a whole.
     """
 
     run_id: str
@@ -374,20 +379,20 @@ class StreamChunk:
         check_name("run_id", self.run_id)
         check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
         if not is_stream(self.stream):
-            raise ValueError(f"stream is {self.stream[:80]!a}, which is no stream of a run")
+            raise ValueError(f"stream is {self.stream[:80]!a}, which is not a stream of a run")
         check_number("offset", self.offset, 0, MAX_STREAM_BYTES)
         check_number("size_bytes", self.size_bytes, 0, MAX_STREAM_BYTES)
         check_number("dropped_bytes", self.dropped_bytes, 0, self.offset)
 
     def data(self) -> bytes:
-        """Return the bytes.
+        """Return the decoded bytes.
 
         Raises:
-            WireError: they are not base64, or lie beyond the end of the stream.
+            WireError: they are not base64, or extend beyond the end of the stream.
         """
         try:
             data = base64.b64decode(self.data_base64, validate=True)
-        # A plain ValueError for text beyond ASCII.
+        # binascii.Error is a ValueError, and text beyond ASCII raises a plain one.
         except ValueError as error:
             raise WireError(f"a chunk of {self.stream} is not base64: {error}") from error
         if self.offset + len(data) > self.size_bytes:
@@ -404,19 +409,20 @@ class CheckpointInfo:
     """Folder relative to the agent's home."""
     size_bytes: int
     manifest_sha256: str
-    """Hash over its list of files, equal on every node with the same checkpoint."""
+    """Hash of its list of files, equal on every node with the same checkpoint."""
     created_s: float
     verified: bool | None = None
-    """Whether the hash of every file matches the manifest; None: not verified."""
+    """True if the hash of every file matches the manifest; None: not verified."""
     problem: str = ""
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)
         check_number("step", self.step, 0, MAX_STEP)
-        # 0: its manifest names no attempt, which is a problem.
+        # 0: its manifest names no attempt, which `problem` reports.
         check_number("attempt", self.attempt, 0, MAX_ATTEMPT)
+        # The master deletes and copies by this path, so it must not lead elsewhere.
         if self.path != checkpoint_path(self.run_id, self.step):
-            raise ValueError(f"path is {self.path[:120]!a}, which is no checkpoint's folder")
+            raise ValueError(f"path is {self.path[:120]!a}, which is not a checkpoint's folder")
         check_time("created_s", self.created_s)
 
 

@@ -1,4 +1,4 @@
-"""Names of a run's folders and files, spelled once for nodes, ranks and the master's mirrors.
+"""Names of a run's folders and files, shared by nodes, ranks and the master's mirrors.
 
     runs/RUN_ID/fence                           number of the newest attempt
     runs/RUN_ID/attempts/N/                     intent.json, started.json, confirmed.json,
@@ -12,7 +12,7 @@
 `runs` lies in the agent's home. The master mirrors logs and journals below its own home, with the
 name of the node in between: runs/RUN_ID/attempts/N/NODE/rank-R.log.
 
-Folders of older versions are on the disks of nodes: a name that changes here makes their runs and
+Nodes still have folders of older versions, so a name that changes here makes their runs and
 checkpoints unreadable.
 """
 
@@ -32,16 +32,16 @@ INTENT_FILE = "intent.json"
 STARTED_FILE = "started.json"
 CONFIRMED_FILE = "confirmed.json"
 OWNER_FILE = "owner.json"
-"""Names the master that has taken the attempt over from the one that launched it."""
+"""Names the master that took over the attempt."""
 STOP_FILE = "stop.json"
 LOSS_FILE = "loss.json"
-"""Asks the ranks to save what they hold and to end, since another rank was lost."""
+"""Asks the ranks to save their state and end, since another rank was lost."""
 INTERRUPT_FILE = "interrupt.json"
-"""Asks the ranks to leave the group that they wait in, since another node of it is silent."""
+"""Asks the ranks to leave the group in which they wait, since another of its nodes is silent."""
 REGROUP_FILE = "regroup.json"
-"""Names the nodes whose ranks go on in the processes that live, after others were lost."""
+"""Names the nodes whose ranks continue in their living processes after the loss of others."""
 SHARED_LAYERS_FILE = "layers.json"
-"""Says how ranks of the node open the memory of frozen layers that they share."""
+"""Tells ranks of the node how to open their shared memory of frozen layers."""
 KEPT_FILE = "kept"
 CLOSED_FILE = "closed.json"
 ELECTION_FILE = "election.json"
@@ -54,9 +54,9 @@ STATE_FILE = "state.json"
 
 LOG_SUFFIX = ".log"
 
-# Matched as a whole, so that partial and deleted folders, and paths, never pass for one.
-# Only with the digits of ASCII, and each number in one spelling: two names for one rank would be
-# two histories of it.
+# Matched as a whole, so that partial and deleted folders, and paths, never match.
+# Only ASCII digits (`\d` has more), and one spelling per number: two names for one rank would give
+# it two histories.
 _STEP = r"([0-9]{8}|[1-9][0-9]{8,11})"
 _RANK = r"(0|[1-9][0-9]{0,5})"
 _CHECKPOINT = re.compile(f"step-{_STEP}")
@@ -66,12 +66,12 @@ _TRACE = re.compile(rf"trace-{_STEP}-rank-{_RANK}\.json\.gz")
 
 
 def attempt_folder(run: Path, attempt: int) -> Path:
-    """Return the folder of an attempt in the folder of its run."""
+    """Return the folder of an attempt within the folder of its run."""
     return run / ATTEMPTS / str(attempt)
 
 
 def attempt_of_folder(name: str) -> int | None:
-    """Return the attempt whose folder has this name; None: it is none.
+    """Return the attempt of the folder with this name, or None if it is not an attempt's.
 
     >>> [attempt_of_folder(name) for name in ("1", "12", "0", "01", "1x", "-1", "..")]
     [1, 12, None, None, None, None, None]
@@ -81,7 +81,7 @@ def attempt_of_folder(name: str) -> int | None:
 
 
 def rank_log(rank: int) -> str:
-    """Return the file with everything that a rank prints."""
+    """Return the file with the output of a rank."""
     return f"rank-{rank}{LOG_SUFFIX}"
 
 
@@ -101,7 +101,7 @@ def trace_name(first_step: int, rank: int) -> str:
 
 
 def rank_of_log(name: str) -> int | None:
-    """Return the rank whose log has this name; None: it is no log of a rank.
+    """Return the rank of a log with this name, or None if it is not a rank's log.
 
     >>> rank_of_log("rank-12.log"), rank_of_log("supervisor.log")
     (12, None)
@@ -110,12 +110,12 @@ def rank_of_log(name: str) -> int | None:
 
 
 def rank_of_journal(name: str) -> int | None:
-    """Return the rank whose journal has this name; None: it is no journal of a rank."""
+    """Return the rank of a journal with this name, or None if it is not a rank's journal."""
     return _number(_RANK_JOURNAL, name)
 
 
 def is_stream(name: str) -> bool:
-    """Return whether the master may follow this file of an attempt: it only grows.
+    """Return whether the master may follow this file of an attempt, which only grows.
 
     >>> [is_stream(name) for name in (SUPERVISOR_JOURNAL, rank_log(3), trace_name(7, 0))]
     [True, True, True]
@@ -128,7 +128,7 @@ def is_stream(name: str) -> bool:
 
 
 def checkpoint_name(step: int) -> str:
-    """Return the folder of a checkpoint; eight digits, so that names sort as steps do.
+    """Return the folder of a checkpoint; its eight digits sort names by step.
 
     >>> checkpoint_name(400)
     'step-00000400'
@@ -137,7 +137,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def step_of_checkpoint(name: str) -> int | None:
-    """Return the step of a checkpoint's folder; None: the name is not one of a whole checkpoint.
+    """Return the step of a checkpoint's folder, or None if it is not a complete checkpoint's name.
 
     >>> step_of_checkpoint("step-00000400"), step_of_checkpoint(".partial-00000400-1-77")
     (400, None)

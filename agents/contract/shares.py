@@ -1,7 +1,7 @@
-r"""Know the shares of a network (NFS, SMB, SSHFS) by the text of /proc/self/mountinfo, and by UNC.
+r"""Network shares (NFS, SMB, SSHFS), as described by /proc/self/mountinfo and UNC paths.
 
-No server is asked. A share only says where the same files may be; whether they are the same is for
-their content to say.
+No server is contacted. A share only suggests where the same files may be; a comparison of their
+content decides.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NETWORK_FILE_SYSTEMS = (
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "sshfs", "fuse.sshfs"),
     *("afs", "ceph", "fuse.ceph-fuse", "glusterfs", "fuse.glusterfs", "lustre", "beegfs"),
 )
-"""Types of file systems that lie on another computer."""
+"""Types of file systems on another computer."""
 _NFS = ("nfs", "nfs4")
 _SMB = ("cifs", "smb3", "smbfs")
 _SSHFS = ("sshfs", "fuse.sshfs")
 _WINDOWS = ("9p", "drvfs", "virtiofs")
-"""How WSL mounts what Windows has."""
+"""Types by which WSL mounts drives of Windows."""
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 _UNC_OPTION = re.compile(r"path=UNC(\\[^;,]+)", re.IGNORECASE)
 _FIELDS_BEFORE_SEPARATOR = 6
@@ -34,14 +34,14 @@ ShareKind = Literal["nfs", "smb", "sshfs", "other"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mount:
-    """A line of mountinfo."""
+    """One line of mountinfo."""
 
     place: str
     """Folder that it is mounted on."""
     kind: str
     """Type of the file system, such as `nfs4`."""
     source: str
-    """What is mounted, such as `nas:/models`."""
+    """Mounted device or export, such as `nas:/models`."""
     root: str = "/"
     """Folder of the file system that is mounted."""
     options: str = ""
@@ -50,12 +50,12 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A folder on a server."""
+    """Folder on a server."""
 
     kind: ShareKind
     server: str
     path: str
-    """Path there, with a leading slash; of SMB, it begins with the name of the share."""
+    """Path on the server, with a leading slash; for SMB, it begins with the name of the share."""
 
     def check_foreign(self) -> None:
         check_text("server", self.server)
@@ -63,7 +63,7 @@ class Share:
 
     @property
     def label(self) -> str:
-        """Its name as people write it, such as `nas:/models` or `//nas/models`."""
+        """Name in usual notation, such as `nas:/models` or `//nas/models`."""
         if self.kind == "smb":
             return f"//{self.server}{self.path}"
         return f"{self.server}:{self.path}" if self.server else self.path
@@ -71,7 +71,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedPlace:
-    """Files of a run that a node does not keep itself."""
+    """Files of a run that a node reads from a share."""
 
     path: str
     """File or folder on the node."""
@@ -84,7 +84,7 @@ class SharedPlace:
 
 
 def read_mounts() -> tuple[Mount, ...]:
-    """Return what is mounted on this PC; nothing on Windows, which has no such table."""
+    """Return the mounts of this PC; Windows has no such table, so it gives an empty tuple."""
     try:
         return parse_mounts(_MOUNTINFO.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -92,7 +92,7 @@ def read_mounts() -> tuple[Mount, ...]:
 
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:
-    r"""Return the mounts of /proc/self/mountinfo; lines of another form are left out.
+    r"""Return the mounts of /proc/self/mountinfo, skipping lines of another form.
 
     >>> parse_mounts(r"36 25 0:32 / /mnt/my\040nas rw - nfs4 nas:/m rw,vers=4.2")[0].place
     '/mnt/my nas'
@@ -101,6 +101,7 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
     for line in text.splitlines():
         fields = line.split(" ")
         try:
+            # Optional fields precede a lone dash, so the later fields have no fixed position.
             middle = fields.index("-", _FIELDS_BEFORE_SEPARATOR)
             kind, source = fields[middle + 1 : middle + 3]
         except ValueError:
@@ -118,15 +119,15 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
 
 
 def _unescape(text: str) -> str:
-    # The bytes of a name that is no ASCII are not escaped; blanks and backslashes are.
+    # The kernel escapes blanks and backslashes, but no bytes beyond ASCII.
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def find_mount(path: str, mounts: Sequence[Mount]) -> Mount | None:
-    """Return the mount that an absolute path without links lies on; None: it is not known."""
+    """Return the mount of an absolute path without links, or None if it is not known."""
     best: Mount | None = None
     for mount in mounts:
-        # The last of several mounts on one place is on top.
+        # Of several mounts on one folder, the last one is on top, hence `>=`.
         if _rest(path, mount.place) is not None and len(mount.place) >= len(
             best.place if best else ""
         ):
@@ -135,7 +136,7 @@ def find_mount(path: str, mounts: Sequence[Mount]) -> Mount | None:
 
 
 def find_share(path: str, mounts: Sequence[Mount]) -> Share | None:
-    """Return where on a server an absolute path without links lies; None: on this PC."""
+    """Return the server folder of an absolute path without links, or None if it is on this PC."""
     mount = find_mount(path, mounts)
     share = read_share(mount) if mount is not None else None
     if mount is None or share is None:
@@ -148,9 +149,9 @@ def find_share(path: str, mounts: Sequence[Mount]) -> Share | None:
 
 
 def read_share(mount: Mount) -> Share | None:
-    r"""Return the folder of a server that is mounted; None: it is a disk of this PC.
+    r"""Return the server folder that is mounted, or None if it is a disk of this PC.
 
-    A drive of Windows in WSL counts as a disk of this PC: its letter does not say where it lies.
+    A drive of Windows in WSL counts as a disk of this PC, since its letter does not name a server.
 
     >>> read_share(Mount(place="/mnt/nas", kind="nfs4", source="nas.local:/volume1/models")).label
     'nas.local:/volume1/models'
@@ -159,6 +160,7 @@ def read_share(mount: Mount) -> Share | None:
     >>> read_share(Mount(place="/mnt/c", kind="9p", source="C:\\", options="aname=drvfs;path=C:\\"))
     """
     if mount.kind in _WINDOWS:
+        # drvfs of a network drive names the UNC path in its options, or is mounted by it.
         named = _UNC_OPTION.search(mount.options)
         share = read_unc("\\" + named[1]) if named else read_unc(mount.source)
         return share and _below(share, mount.root)
@@ -167,9 +169,10 @@ def read_share(mount: Mount) -> Share | None:
         return share and _below(share, mount.root)
     if mount.kind in _NFS:
         server, separator, path = mount.source.partition(":/")
-        # Its source names the folder that is mounted, also where that is only a part of the export.
+        # The source names the mounted folder, even if it is only a part of the export.
         return Share(kind="nfs", server=server.strip("[]"), path=f"/{path}") if separator else None
     if mount.kind in _SSHFS:
+        # `user@host:path`; without a path, sshfs mounts the home folder.
         server, _, path = mount.source.rpartition("@")[2].partition(":")
         return _below(Share(kind="sshfs", server=server, path=path or "~"), mount.root)
     if mount.kind in NETWORK_FILE_SYSTEMS:
@@ -178,7 +181,7 @@ def read_share(mount: Mount) -> Share | None:
 
 
 def read_unc(text: str) -> Share | None:
-    r"""Return the share that a path of Windows names; None: it names none.
+    r"""Return the share that a path of Windows names, or None.
 
     >>> [found and found.label for found in map(read_unc, (
     ...     r"\\NAS\models\llama", r"\\?\UNC\nas\models", "//nas/models/", r"Z:\models", r"\\nas",
@@ -186,22 +189,23 @@ def read_unc(text: str) -> Share | None:
     ['//NAS/models/llama', '//nas/models', '//nas/models', None, None, None, None]
     """
     plain = text.replace("/", "\\")
+    # The prefix of paths beyond 260 characters.
     if plain[:8].upper() == "\\\\?\\UNC\\":
         plain = "\\\\" + plain[8:]
     if not plain.startswith("\\\\"):
         return None
     server, *parts = [part for part in plain.split("\\") if part] or [""]
-    # `?` and `.` are devices of this PC, and these are its own WSL.
+    # `?` and `.` are devices of this PC, and `wsl.localhost` is its own WSL.
     if not parts or server in ("?", ".") or server.lower() in ("wsl.localhost", "wsl$"):
         return None
     return Share(kind="smb", server=server, path="/" + "/".join(parts))
 
 
 def find_places(wanted: Share, mounts: Sequence[Mount]) -> tuple[str, ...]:
-    """Return where a folder or file of a server may be found, by what is mounted here.
+    """Return the candidate paths here of a server's folder or file, given the mounts.
 
-    Servers have several names (`nas`, `nas.local`, an address), so one of another name counts as
-    well, after those of the same.
+    Servers have several names (`nas`, `nas.local`, an address), so mounts of another server name
+    count, too, after those with the same name.
     """
     found: list[tuple[bool, str]] = []
     for mount in mounts:
@@ -210,7 +214,7 @@ def find_places(wanted: Share, mounts: Sequence[Mount]) -> tuple[str, ...]:
         if share is not None and rest is not None:
             is_other = not _is_same_server(wanted.server, share.server)
             found.append((is_other, _join(mount.place, rest)))
-    return tuple(dict.fromkeys(place for _, place in sorted(found, key=lambda one: one[0])))
+    return tuple(dict.fromkeys(place for _, place in sorted(found, key=lambda place: place[0])))
 
 
 def _rest_of_share(wanted: Share, share: Share) -> str | None:
@@ -220,7 +224,7 @@ def _rest_of_share(wanted: Share, share: Share) -> str | None:
         return _rest(wanted.path, share.path)
     # Windows ignores case, and so does a NAS that serves it.
     parts, top = wanted.path.split("/"), share.path.rstrip("/").split("/")
-    is_below = [one.casefold() for one in parts[: len(top)]] == [one.casefold() for one in top]
+    is_below = [part.casefold() for part in parts[: len(top)]] == [part.casefold() for part in top]
     return "/".join(parts[len(top) :]) if is_below else None
 
 
@@ -230,14 +234,16 @@ def _is_same_server(first: str, second: str) -> bool:
 
 
 def _below(share: Share, root: str) -> Share:
-    # Where a part of a share is mounted, some kernels name it in the source and in the root.
+    # If a part of a share is mounted, some kernels name it both in the source and in the root.
     if root == "/" or share.path.endswith(root):
         return share
     return Share(kind=share.kind, server=share.server, path=_join(share.path, root.lstrip("/")))
 
 
 def _rest(path: str, folder: str) -> str | None:
-    """Return what follows a folder in a path, without a leading slash; None: it is not below."""
+    """Return the part of a path after a folder, without a leading slash, or None if it is not
+    below.
+    """
     top = folder.rstrip("/")
     if path.rstrip("/") == top:
         return ""
@@ -249,5 +255,5 @@ def _join(folder: str, rest: str) -> str:
 
 
 def list_shares(mounts: Sequence[Mount]) -> Iterator[Share]:
-    """Yield what is mounted here from other computers."""
+    """Yield the server folders that are mounted here."""
     yield from (share for mount in mounts if (share := read_share(mount)) is not None)

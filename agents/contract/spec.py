@@ -1,12 +1,12 @@
-"""RunSpec: what a user asks for. One value is planned, stored, sent and kept in the checkpoint.
+"""RunSpec: everything that a user specifies for a run.
 
-Plain dataclasses, because nodes have only the standard library. The app reads run files into them
-through pydantic, a node through `agents.contract.wire`. Defaults are those of a run file that sets
-only `model` and `data`. Limits are checked here and nowhere else; every message names the field,
-its value and the limit.
+One value is planned, stored, sent and kept in the checkpoint. The dataclasses are plain, because
+nodes have only the standard library. The app reads run files into them through pydantic, a node
+through `agents.contract.wire`. Defaults are those of a run file that sets only `model` and `data`.
+Limits are checked here and nowhere else; every message names the field, its value and the limit.
 
 Each field is annotated with its Key: a new key of the run file is one new field here, which is why
-this file is long. The fields are in the order of the form, of the guide and of written files.
+this file is long. The fields are in the order of the form, the guide and written files.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ MAX_SEED = 2**63 - 1
 MAX_PATTERN = 400
 """Maximum length of a regular expression in `targets`, in characters."""
 MAX_REPEATS = 4
-"""Maximum number of repeats in it: each one multiplies the time by the length of a name."""
-# A group that repeats can take exponential time: a stranger's run file could stop the window.
+"""Maximum number of repeats in a pattern: each one multiplies the time by the length of a name."""
+# A repeated group can take exponential time: a foreign run file could freeze the window.
 _REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]")
 _REPEAT = re.compile(r"(?<!\\)[*+{]")
 
@@ -57,7 +57,7 @@ BASIC_GROUPS = (MODEL, METHOD, BATCH, WHERE)
 GROUPS = (*BASIC_GROUPS, DATA, ADAPTER, OPTIMIZATION, MEMORY, DEVICES, CHECKPOINTS)
 _WITH_ADAPTER = ("adapter.kind", ("lora", "qlora"))
 
-# ---------------------------------------------------------------- rules of their own
+# ---------------------------------------------------------------- further rules
 
 
 def _are_distinct(name: str, values: Iterable[str]) -> None:
@@ -70,7 +70,7 @@ def _are_distinct(name: str, values: Iterable[str]) -> None:
 
 
 def refuse_pattern(pattern: str) -> str:
-    """Return why a regular expression is not used, after its key; empty: it is used.
+    """Return why a regular expression is refused, to follow its key; empty: it is accepted.
 
     >>> refuse_pattern(".*(q|v)_proj"), refuse_pattern("(a+)+$")
     ('', "is the pattern '(a+)+$'; it must not repeat a group, which can take for ever")
@@ -81,6 +81,7 @@ def refuse_pattern(pattern: str) -> str:
         return f"is the pattern {pattern!r}; it may repeat at most {MAX_REPEATS} times (* + {{}})"
     if _REPEATED_GROUP.search(pattern):
         return f"is the pattern {pattern!r}; it must not repeat a group, which can take for ever"
+    # Nesting beyond the parser's recursion, or repeats beyond its limits, raise these.
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -141,7 +142,8 @@ class DataSpec:
             is_later=True,
         ),
     ] = ()
-    """A column that changes what a row means is refused where it is neither trained nor ignored."""
+    """Columns to read as absent. A column that changes the meaning of a row is refused unless it is
+    trained or ignored."""
 
     def __post_init__(self) -> None:
         if not self.train:
@@ -252,7 +254,8 @@ class AdapterSpec:
             is_later=True,
         ),
     ] = False
-    """In the layout of PEFT's `target_parameters`, which has neither dropout nor DoRA."""
+    """True to train adapters in the layout of PEFT's `target_parameters`, which has neither dropout
+    nor DoRA."""
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -632,7 +635,8 @@ class RunSpec:
             may_change=True,
         ),
     ] = True
-    """New shares change the last bits of the loss. Those given in `shares` never change."""
+    """True to adapt shares during the run, which changes the last bits of the loss. Shares given in
+    `shares` never change."""
     shares: Annotated[
         tuple[float, ...] | None,
         Key(
@@ -737,7 +741,7 @@ class RunSpec:
             raise ValueError(f"shares is {self.shares}; every share must be above 0")
 
     def refuse_mode(self, parallel: str) -> str:
-        """Return why a parallel mode does not train this run; empty: its row allows it."""
+        """Return why a parallel mode cannot train this run; empty: it can."""
         for need in find_mode(parallel).needs:
             section, _, name = need.key.rpartition(".")
             value = getattr(getattr(self, section) if section else self, name)

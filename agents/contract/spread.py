@@ -1,9 +1,9 @@
-"""What master and nodes say while files are spread along a chain of nodes.
+"""Messages between master and nodes while files are spread along a chain of nodes.
 
-The master starts `spread` on each node over SSH and talks to it by lines of JSON on its stdin and
-stdout. Bytes follow the line of a `ChunkHeader`, both ways. Nodes of a chain fetch chunks from each
-other over TLS 1.3; the master only says from whom. Where it reaches a node's port itself, it brings
-chunks over such a connection as well: its request `OFFER`, then frames.
+The master starts `spread` on each node over SSH and exchanges lines of JSON on its stdin and
+stdout. Bytes follow the line of a `ChunkHeader`, in both directions. Nodes of a chain fetch chunks
+from each other over TLS 1.3; the master only names the source. If it reaches a node's port itself,
+it also sends chunks over such a connection: its request `OFFER`, then frames.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from agents.contract.run import FileEntry
 from agents.contract.wire import WireError, from_wire, shorten, to_wire
 
 MAX_LINE_BYTES = 64 << 20
-"""Maximum length of a line, in bytes: the chunks of two terabytes."""
+"""Maximum length of a line, in bytes: the chunk hashes of two terabytes."""
 
 OFFER = "offer"
-"""Kind of the request by which the master brings chunks; the answer is an empty object."""
+"""Kind of the request by which the master sends chunks; the answer is an empty object."""
 CHUNK_FRAME = struct.Struct("!II")
-"""What precedes each chunk between nodes, and from the master: its number and its size in bytes."""
+"""Header of each chunk between nodes, and from the master: its number and its size in bytes."""
 MAX_BYTES = 1 << 50
-"""Number of bytes of a transfer; the largest models have a thousandth of it."""
+"""Maximum size of a transfer, in bytes; the largest models have a thousandth of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpreadJob:
-    """The master's first line: what a node has to get, or to give."""
+    """The master's first line: content that a node receives or gives."""
 
     files: tuple[ChunkedFile, ...] = ()
-    """Content to get; empty for the node that has it."""
+    """Content to receive; empty for the node that has it."""
     root: str | None = None
-    """Folder below the agent's home with the content to give; None: this node gets it."""
+    """Folder below the agent's home with the content to give; None: this node receives."""
     credential: str = ""
-    """Key and certificate of this transfer; empty: nobody would connect, and nothing listens."""
+    """Key and certificate of this transfer; empty: no node will connect, so it does not listen."""
     toward: str = ""
-    """Address of another node of the transfer: where this node has no address in the network by
-    which the master came, it listens on the one by which that node is reached."""
+    """Address of another node of the transfer. If this node has no address in the master's network,
+    it listens on the address from which it reaches that node."""
 
     def check_foreign(self) -> None:
         if self.root is not None:
@@ -53,7 +53,7 @@ class SpreadJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpreadHello:
-    """A node's first line, before it knows the job."""
+    """A node's first line, before it receives the job."""
 
     address: str
     """Address at which the master reached it; empty: it is on the master's PC."""
@@ -65,13 +65,13 @@ class SpreadReady:
 
     address: str
     port: int
-    """Where it listens for the other nodes; 0: nowhere."""
+    """Port at which it listens for other nodes; 0: it does not listen."""
     held: str
     """Chunks that it has, as a bitmap in hex."""
     files: tuple[ChunkedFile, ...] = ()
-    """Content that it gives, each once."""
+    """Distinct contents that it gives."""
     entries: tuple[FileEntry, ...] = ()
-    """Names of that content in its folder."""
+    """Names of these contents in its folder."""
 
     def check_foreign(self) -> None:
         check_number("port", self.port, 0, 65535)
@@ -83,13 +83,13 @@ class SpreadReady:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpreadProgress:
-    """What a node has by now."""
+    """Progress of one node."""
 
     held_bytes: int
     received_bytes: int
-    """Bytes of chunks that have come in during this transfer, damaged ones included."""
+    """Bytes of chunks received in this transfer, including damaged ones."""
     stored: bool = False
-    """Whether everything is verified, synced to disk and in the store."""
+    """True if everything is verified, synced to disk and in the store."""
 
     def check_foreign(self) -> None:
         check_number("held_bytes", self.held_bytes, 0, MAX_BYTES)
@@ -98,14 +98,14 @@ class SpreadProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceLost:
-    """A node gets nothing more from the node that it fetched from, or that `OFFER` brings."""
+    """A node's report that it receives nothing more from its source node, or from `OFFER`."""
 
     address: str
-    """Empty: the master brought it."""
+    """Address of the source; empty: the master."""
     port: int
     reason: str
     had_begun: bool
-    """Whether anything came from there: then it may only have been busy."""
+    """True if any bytes came from there, so that it may only have been busy."""
     held: str
     """Chunks that it has, as a bitmap in hex."""
 
@@ -115,7 +115,7 @@ class SourceLost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchFrom:
-    """From which node to fetch what is missing, from now on."""
+    """Order to fetch missing chunks from another node from now on."""
 
     address: str
     port: int
@@ -123,7 +123,7 @@ class FetchFrom:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkHeader:
-    """A chunk whose bytes follow."""
+    """Header of a chunk, whose bytes follow."""
 
     chunk: int
     size_bytes: int
@@ -131,14 +131,14 @@ class ChunkHeader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GiveChunk:
-    """The master wants a chunk, for a node that no other one reaches."""
+    """Request of the master for a chunk, on behalf of a node that no other node reaches."""
 
     chunk: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpreadFailed:
-    """Why a node can neither get nor give anything."""
+    """Why a node can neither give nor receive anything."""
 
     message: str
     hint: str
@@ -172,11 +172,11 @@ def read_line(line: bytes) -> Message:
     """Return the message in a line.
 
     Raises:
-        WireError: there is none, or one of another kind.
+        WireError: it is not a message, or of an unknown kind.
     """
     fields = parse_json(line)
     kind = _KINDS.get(str(fields.get("kind"))) if isinstance(fields, dict) else None
     if kind is None:
-        raise WireError(f"{shorten(line)} is no message of a transfer")
+        raise WireError(f"{shorten(line)} is not a message of a transfer")
     message: Message = from_wire(kind, fields, kind.__name__)
     return message

@@ -1,4 +1,4 @@
-"""The version of the protocol, apart from the messages so that `hello` need not wait for them."""
+"""Version of the protocol, in its own module so that `hello` need not import the messages."""
 
 from __future__ import annotations
 

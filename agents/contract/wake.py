@@ -1,4 +1,4 @@
-"""Wake a PC over its network: the magic packet, where it has to go, and sending it."""
+"""Wake a PC over the network: the magic packet, its destination, and sending it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PORTS = (9, 7)
-"""UDP ports that a packet goes to: no program has to listen there, the network card does."""
+"""UDP ports of the packet; the network card reacts to it, so no program has to listen there."""
 EVERYBODY = "255.255.255.255"
 _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
 
@@ -26,16 +26,17 @@ class WakeTarget:
     device: str
     """Name of the network device on that PC."""
     is_on: bool | None = None
-    """Whether the card waits for such packets (`ethtool`: Wake-on g); None: it does not say."""
+    """True if the card waits for such packets (`ethtool`: Wake-on g); None: not known."""
 
     def __post_init__(self) -> None:
         if not _MAC.fullmatch(self.mac):
             raise ValueError(f"mac is {self.mac!r}; it has six pairs of hex digits")
+        # Raises ValueError for anything but an IPv4 address.
         ipaddress.IPv4Address(self.broadcast)
 
 
 def magic_packet(mac: str) -> bytes:
-    """Return six bytes of ones and the address sixteen times.
+    """Return the magic packet: six bytes of ones, then the address sixteen times.
 
     >>> len(magic_packet("aa:bb:cc:dd:ee:ff"))
     102
@@ -44,18 +45,25 @@ def magic_packet(mac: str) -> bytes:
 
 
 def send_magic_packet(target: WakeTarget, sources: Iterable[str] = ("",)) -> int:
-    """Send the packet to the target's network and to the own one; return how many went out.
+    """Send the packet to the target's network and to the local one; return the number sent.
 
-    `sources`: own addresses to send from, so that each of several networks gets one; "": any.
+    Args:
+        target: network card to wake.
+        sources: own addresses to send from, to reach each of several networks; "": any.
     """
     packet, num_sent = magic_packet(target.mac), 0
     for source in sources:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-            one.bind((source, 0))
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+        ):
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+            sender.bind((source, 0))
+            # A router drops 255.255.255.255, but may forward the directed broadcast of another
+            # network.
             for address in (target.broadcast, EVERYBODY):
                 for port in PORTS:
-                    with contextlib.suppress(OSError):  # that network is not reached from there
-                        one.sendto(packet, (address, port))
+                    with contextlib.suppress(OSError):  # no route to that network from there
+                        sender.sendto(packet, (address, port))
                         num_sent += 1
     return num_sent

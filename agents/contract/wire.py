@@ -1,11 +1,10 @@
-"""Turn dataclasses into plain JSON values and back, checking types on the way.
+"""Convert dataclasses to plain JSON values and back, checking types.
 
-Both ends use this module: the app validates what a node sends, a node validates what the app sends.
-Unknown fields are ignored, so that a newer peer may add some; a missing field takes its default;
-a wrong type is an error that names the field. A dataclass with a method `check_foreign` has it
-called on what the other side sent; it raises ValueError for what may not enter. Nothing that a
-value contains raises another error than WireError, and no error's message is longer than a line or
-two.
+Both ends use this module: the app validates messages of nodes, a node validates those of the app.
+Unknown fields are ignored, so that a newer peer may add fields; a missing field takes its default;
+a wrong type is an error that names the field. If a dataclass has a method `check_foreign`, it is
+called for values from the other side and raises ValueError for forbidden ones. Any content of a
+value raises WireError only, and its message has at most a line or two.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MIN_WHOLE, MAX_WHOLE = -(2**63), 2**63 - 1
-"""Bounds of every whole number: what SQLite, file offsets and other languages hold."""
+"""Bounds of every whole number: the range of SQLite, file offsets and other languages."""
 _SHOWN = 80
-"""Maximum length of a value or of a key that a message quotes, in characters."""
+"""Maximum length of a quoted value or key in a message, in characters."""
 
 
 class WireError(ValueError):
@@ -29,16 +28,17 @@ class WireError(ValueError):
 
 
 class ForeignValueError(WireError):
-    """Raised for a value of the right type that nobody may send, such as a name with `..`."""
+    """Raised for a forbidden value of the right type, such as a name with `..`."""
 
 
 def shorten(value: Any) -> str:
-    """Return the beginning of a foreign value, for a message.
+    """Return the beginning of a foreign value, for an error message.
 
     >>> shorten("x" * 1000) == repr("x" * 80) + "..."
     True
     """
     text = ascii(value[:_SHOWN]) if isinstance(value, (str, bytes)) else ascii(value)[:_SHOWN]
+    # `ascii` escapes lengthen a text, so compare its own length.
     is_whole = len(value) <= _SHOWN if isinstance(value, (str, bytes)) else len(text) < _SHOWN
     return text if is_whole else f"{text}..."
 
@@ -57,7 +57,7 @@ def to_wire(value: Any) -> Any:
 
 
 def replace_surrogates(value: Any) -> Any:
-    """Return a wire form in which every text is Unicode: halves of a pair become U+FFFD."""
+    """Return a wire form of Unicode text: halves of a surrogate pair become U+FFFD."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):
@@ -68,7 +68,7 @@ def replace_surrogates(value: Any) -> Any:
 
 
 def from_wire(cls: type[T], value: Any, where: str = "") -> T:
-    """Build a `cls` (a dataclass) from the plain `value`.
+    """Build a `cls` (a dataclass) from plain `value`.
 
     Raises:
         WireError: a field is missing or has the wrong type; the message names it.
@@ -85,8 +85,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return _convert_union(hint, value, where)
     if origin is typing.Literal:
         allowed = typing.get_args(hint)
-        # By type as well: True equals 1.
-        if any(type(value) is type(one) and value == one for one in allowed):
+        # Compare types, too, since True equals 1.
+        if any(type(value) is type(option) and value == option for option in allowed):
             return value
         raise WireError(f"{where}: {shorten(value)} is not one of {list(allowed)}")
     if origin is tuple:
@@ -104,12 +104,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _convert_plain(hint: Any, value: Any, where: str) -> Any:
-    # True is an int for Python, never one of ours.
+    # In Python, True is an int; on the wire it is not.
     if hint in (int, float) and isinstance(value, bool):
         raise WireError(f"{where}: expected {hint.__name__}, got bool")
     if isinstance(value, int) and not MIN_WHOLE <= value <= MAX_WHOLE:
         raise WireError(f"{where}: {shorten(value)} is a whole number of more than 64 bits")
-    # JSON writes 1.0 as 1 in some encoders.
+    # Some encoders write 1.0 as 1.
     if hint is float and isinstance(value, int):
         return float(value)
     _expect(value, hint, where)
@@ -129,7 +129,7 @@ def _convert_union(hint: Any, value: Any, where: str) -> Any:
             return _convert(option, value, where)
         except WireError as error:
             problems.append(str(error))
-    # The first option is the usual one (`X | None`), so its problem says most.
+    # The first option is the usual one (`X | None`), so its problem is the most helpful one.
     raise WireError(problems[0] if problems else f"{where}: {shorten(value)} is not allowed")
 
 
@@ -159,10 +159,10 @@ def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
             raise WireError(f"{where}.{field.name} is missing")
     try:
         made = cls(**known)
-    # A rule of a dataclass may compute with its values before it has rejected them.
+    # A rule in `__post_init__` may compute with values before it has rejected them.
     except (ValueError, ArithmeticError) as error:
         raise WireError(f"{where}: {error}") from error
-    # What must hold for values of the other side only: names, bounds.
+    # Rules for values from the other side only: names, bounds.
     if check := getattr(made, "check_foreign", None):
         try:
             check()

@@ -15,8 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agents.children import Children
-from agents.contract.environments import EnvironmentTools, WheelQuery
-from agents.contract.wheel_target import SUPPORTED_PYTHONS, this_target
+from agents.contract.environments import (
+    SUPPORTED_PYTHONS,
+    EnvironmentTools,
+    WheelQuery,
+    this_target,
+)
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.wheels import wheel_set
 from agents.shared.files.python_child import python_variables

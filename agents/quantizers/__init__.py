@@ -1,1 +1,1 @@
-"""Make other files of a finished run: the merged model, and quantized ones with their proof."""
+"""Make exports of a finished run: the merged model, and quantized models with their proof."""

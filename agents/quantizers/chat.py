@@ -1,7 +1,7 @@
-"""Keep a model loaded for a conversation: `agents.program agents.quantizers.chat JOB.json`.
+"""Keep a model loaded for a chat: `agents.program agents.quantizers.chat JOB.json`.
 
-Turns come in on stdin as JSON lines (`ask` with a turn, `stop`), and each answer goes out piece by
-piece. The end of stdin ends the program at once, whatever it does: whoever talked to it is gone.
+Turns arrive on stdin as JSON lines (`ask` with a turn, `stop`), and each answer is streamed to
+stdout. The end of stdin ends the program immediately, in any state, since its parent is gone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agents.quantizers.job.job import JobProgress, locate, read_plain, run_job
 
 
 class Inbox:
-    """What comes on stdin, read by a thread of its own, so that an answer can be stopped."""
+    """Messages from stdin, read by a separate thread, so that an answer can be stopped."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -31,7 +31,7 @@ class Inbox:
         threading.Thread(target=self._read, daemon=True).start()
 
     def next(self, idle_s: float) -> ChatTurn | None:
-        """Return the next turn; None: none came for so long."""
+        """Return the next turn, or None if none arrives in time."""
         try:
             return self._turns.get(timeout=idle_s)
         except queue.Empty:
@@ -40,7 +40,7 @@ class Inbox:
     def _read(self) -> None:
         rest = b""
         while block := os.read(0, 1 << 16):
-            # A read may end inside a line; its beginning waits for the rest.
+            # A read may end within a line, whose beginning is kept for the next read.
             *lines, rest = (rest + block).split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
@@ -48,7 +48,7 @@ class Inbox:
 
     def _take(self, said: dict[str, Any]) -> None:
         if said.get("kind") == "ask":
-            # Here and not in converse(): a stop right behind the question must not be lost.
+            # Not in `converse`: a stop that directly follows the question must not be lost.
             self.stopped.clear()
             self._turns.put(from_wire(ChatTurn, said["turn"], "turn"))
         elif said.get("kind") == "stop":
@@ -56,12 +56,12 @@ class Inbox:
 
 
 def converse(speaker: Speaker, inbox: Inbox, idle_s: float, progress: JobProgress) -> None:
-    """Answer turn after turn, until none comes for long."""
+    """Answer turns until none arrives for a while."""
     while (turn := inbox.next(idle_s)) is not None:
         try:
             found = speaker.answer(turn, lambda text: progress.say("piece", message=text), inbox)
         except ExpectedError as error:
-            # Only this turn failed: the model stays loaded for the next one.
+            # Only this turn failed; the model stays loaded for the next one.
             progress.fail(error.message, error.hint)
         else:
             progress.say("answer", **to_wire(found))
@@ -70,30 +70,29 @@ def converse(speaker: Speaker, inbox: Inbox, idle_s: float, progress: JobProgres
 
 
 def read_job(path: Path) -> tuple[ChatJob, str]:
-    """Read the job file, with absolute paths, and say where the model is loaded.
+    """Return the job with absolute paths, and the device for the model.
 
     Raises:
-        ExpectedError: it is not one.
+        ExpectedError: the file is not a chat job.
     """
     plain, home = read_plain(path, "chat")
     try:
         job = from_wire(ChatJob, plain, "job")
     except (WireError, ValueError) as error:
-        raise ExpectedError(f"{path} is no chat job: {error}.", "Ask again") from error
+        raise ExpectedError(f"{path} is not a chat job: {error}.", "Ask again") from error
     checkpoint = str(home / job.checkpoint) if job.checkpoint else None
     job = replace(job, model=locate(home, job.model), checkpoint=checkpoint)
     return job, str(plain.get("device", "cpu"))
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Hold one conversation and end this process: llama.cpp's threads do not always end."""
+    """Hold one chat and end this process, since llama.cpp's threads do not always end."""
 
     def work(path: Path, progress: JobProgress) -> None:
         job, device = read_job(path)
         inbox = Inbox()
         speaker = load_speaker(job, device)
-        told: dict[str, Any] = {"load_s": speaker.load_s, "runtime": speaker.runtime}
-        progress.say("opened", **told)
+        progress.say("opened", load_s=speaker.load_s, runtime=speaker.runtime)
         converse(speaker, inbox, job.idle_s, progress)
 
     usage = "python -m agents.program agents.quantizers.chat JOB.json"

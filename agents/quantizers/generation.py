@@ -1,7 +1,7 @@
-"""Continue a conversation with a loaded model, in Transformers or llama.cpp, piece by piece.
+"""Continue a chat with a loaded model, in Transformers or llama.cpp, streaming the answer.
 
-Both use the model's own chat template and read the whole conversation anew for each answer, so that
-a stopped answer leaves nothing behind.
+Both use the model's own chat template and read the whole conversation again for each answer, so
+that a stopped answer leaves no state.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from agents.trainer.data.tokenizer import load_tokenizer
 CONTEXT_TOKENS = 8192
 """Context of llama.cpp, in tokens; less for models with a smaller one."""
 
-# Below it the likeliest word is as good as certain, and dividing logits by it overflows.
+# Below it the likeliest word is practically certain, and dividing logits by it overflows.
 _LEAST_TEMPERATURE = 1e-5
 Say = Callable[[str], None]
 
 
 class Stoppable(Protocol):
-    """Something that can ask for the end of an answer."""
+    """Object that can request the end of an answer."""
 
     @property
     def stopped(self) -> Event: ...
 
 
 class Speaker(Protocol):
-    """A loaded model."""
+    """Loaded model."""
 
     load_s: float
     runtime: str
 
     def answer(self, turn: ChatTurn, say: Say, wish: Stoppable) -> ChatAnswer:
-        """Return the model's next message, and pass it to `say` piece by piece.
+        """Return the model's next message, passing it to `say` piece by piece.
 
         Raises:
             ExpectedError: the conversation is too long, or the model's template refuses it.
@@ -80,7 +80,7 @@ class _Clock:
         self._first_s: float | None = None
 
     def tick(self) -> None:
-        """Record that a piece has arrived."""
+        """Record the arrival of a piece."""
         self._last_s = time.perf_counter()
         self._first_s = self._first_s or self._last_s
 
@@ -89,7 +89,7 @@ class _Clock:
     ) -> ChatAnswer:
         """Return the answer with its times."""
         first_s = self._first_s or time.perf_counter()
-        # The first piece ends the wait for it; only the others were made in this time.
+        # The first piece ends the waiting time, so only the others count for the speed.
         seconds = self._last_s - first_s
         return ChatAnswer(
             text=text,
@@ -116,7 +116,7 @@ class _ModelSpeaker:
         self._model = _load(job, folder, device)
         self.load_s = time.perf_counter() - started
         self.runtime = name_transformers()
-        # Models without a limit of positions, such as those with ALiBi, have no such field.
+        # Models without a maximum position, such as those with ALiBi, lack the field.
         self._most = int(getattr(self._model.config, "max_position_embeddings", 0) or 1 << 30)
 
     def answer(self, turn: ChatTurn, say: Say, wish: Stoppable) -> ChatAnswer:
@@ -132,7 +132,7 @@ class _ModelSpeaker:
         if turn.temperature >= _LEAST_TEMPERATURE:
             how = {"do_sample": True, "temperature": turn.temperature, "top_p": turn.top_p}
 
-        # generate asks after each token and wants an answer for each row of the batch.
+        # `generate` calls this after each token, and expects a value per row of the batch.
         def is_stopped(ids: Any, scores: Any, **more: Any) -> Any:
             return torch.full((ids.shape[0],), wish.stopped.is_set(), device=ids.device)
 
@@ -156,12 +156,12 @@ class _ModelSpeaker:
         ends = self._model.generation_config.eos_token_id
         whole = new[-1] in (ends if isinstance(ends, list) else [ends])
         text = self._tokenizer.decode(new, skip_special_tokens=True)
-        # A stop that comes with the last token changes nothing: the answer is whole.
+        # A stop together with the last token changes nothing, since the answer is complete.
         stopped = wish.stopped.is_set() and not whole
         return clock.report(text, len(new), self.runtime, cut=not whole, stopped=stopped)
 
     def _encode(self, turn: ChatTurn) -> Any:
-        said = [{"role": one.role, "content": one.content} for one in turn.messages]
+        said = [{"role": m.role, "content": m.content} for m in turn.messages]
         text = render_question(self._tokenizer, said)
         return self._tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
 
@@ -193,7 +193,7 @@ def _load(job: ChatJob, folder: Path, device: str) -> Any:
     from agents.quantizers.formats.by_gptqmodel import let_few_cores_work
     from agents.quantizers.formats.nf4 import load_quantized
 
-    # These packages may include gptqmodel, which refuses to be imported on few cores.
+    # These packages may include gptqmodel, whose import fails on few cores.
     if job.packages:
         let_few_cores_work()
     load = load_quantized if job.in_4_bits else load_model
@@ -224,18 +224,19 @@ class _LlamaCppSpeaker:
         self.runtime = name_runtime()
 
     def answer(self, turn: ChatTurn, say: Say, wish: Stoppable) -> ChatAnswer:
-        said = [{"role": one.role, "content": one.content} for one in turn.messages]
+        said = [{"role": m.role, "content": m.content} for m in turn.messages]
+        # llama.cpp renders the template without bounds.
         self._template.refuse_endless(said)
         clock, pieces, ends, problems = _Clock(), list[str](), list[str](), list[Any]()
 
-        def hear(told: Any) -> bool:
+        def hear(message: Any) -> bool:
             """Record a message of llama.cpp; return whether to stop."""
-            # llama.cpp sends single chunks as well as lists of them, and errors in the same way.
-            for one in told if isinstance(told, list) else [told]:
-                if "choices" not in one:
-                    problems.append(one.get("error", one))
+            # llama.cpp sends single chunks or lists of chunks, and errors in the same way.
+            for chunk in message if isinstance(message, list) else [message]:
+                if "choices" not in chunk:
+                    problems.append(chunk.get("error", chunk))
                     continue
-                for choice in one["choices"]:
+                for choice in chunk["choices"]:
                     if choice.get("finish_reason"):
                         ends.append(choice["finish_reason"])
                     piece = choice.get("delta", {}).get("content")
@@ -255,7 +256,7 @@ class _LlamaCppSpeaker:
         self._server.handle_chat_completions(asked, hear)
         if problems:
             raise _explain(problems[0])
-        # As above: a finish reason means that the answer ended before the stop was read.
+        # As above: with a finish reason, the answer ended before the stop was read.
         stopped = wish.stopped.is_set() and not ends
         return clock.report(
             "".join(pieces), len(pieces), self.runtime, cut="length" in ends, stopped=stopped

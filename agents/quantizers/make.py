@@ -1,8 +1,8 @@
 """Quantize a merged model and prove the result: `agents.program agents.quantizers.make JOB.json`.
 
 One model is in memory at a time: the original (which answers, and leaves its distributions in a
-file), the baseline, then the result. The folder appears once everything is measured, even with a
-bad verdict, since what to do about that is the user's choice.
+file), the baseline, then the result. The folder appears after everything is measured, even with a
+bad verdict, since the user decides about it.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from agents.trainer.data.tokenizer import load_tokenizer
 
 _LLAMA_CPP_ROWS, _FEWEST_ROWS = 12, 2
 
-# Size of the original up to which llama.cpp is judged by all rows. Larger models get fewer: it
-# predicts one token at a time, and each one takes as long as reading all weights.
+# Size of the original up to which llama.cpp is judged by all rows. Larger models get fewer rows: it
+# predicts one token at a time, each in the time of reading all weights.
 _LLAMA_CPP_BYTES = 1 << 30
 
 
 def make(job: MakeJob, home: Path, progress: JobProgress) -> None:
-    """Do the job.
+    """Quantize and prove one model.
 
     Raises:
         ExpectedError: the model, the data or the format cannot be used here, or the disk is full.
     """
     model, destination = home / job.model, home / job.destination
     if not (model / "config.json").exists():
-        raise ExpectedError(f"{model} is no model of Transformers.", "Export the run again")
-    # Refuse before the original is measured, which takes long.
+        raise ExpectedError(f"{model} is not a model of Transformers.", "Export the run again")
+    # Refuse before measuring the original, which takes long.
     if reason := find_refusal(read_json(model / "config.json") or {}, job.method, job.engine):
         raise ExpectedError(f"{reason}.", suggest(job.method, job.engine))
     if EXPORTS[job.method].calibrated:
@@ -102,7 +102,7 @@ def _make(
     place, stays = find_reference(model, rows, folder)
     if stays:
         progress.count(place)
-    # Only a model that Rackless merged has a name for its content; others are measured anew.
+    # Only models merged by Rackless have an identity; others are measured again.
     first = recall(place, rows) if stays else None
     if first is None:
         first = look_at_original(model, job.device, rows, place, progress)
@@ -123,7 +123,7 @@ def _make(
             _prove_gguf(kind, path, first, tokenizer, progress) for kind, path in files.items()
         ]
     else:
-        # The lineage names the content of the merged model, which the result no longer has.
+        # The lineage identifies the merged weights, which the result does not have.
         copy_companions(model, folder, leave=(LINEAGE_FILE,))
         proofs = [prove_folder(job, folder, first, progress)]
     if not stays or weigh_folder(place) > MOST_REFERENCE_BYTES:
@@ -141,7 +141,7 @@ def count_tokens(model: Path) -> int:
 
 
 def count_rows(size_bytes: int) -> int:
-    """Return the number of rows that llama.cpp is judged by.
+    """Return the number of rows with which llama.cpp is judged.
 
     >>> count_rows(1 << 30), count_rows(6 << 30), count_rows(140 << 30)
     (12, 2, 2)
@@ -153,7 +153,7 @@ def _prove_gguf(
     kind: str, path: Path, first: Original, tokenizer: Any, progress: JobProgress
 ) -> Proof:
     progress.begin("proof", f"Loading {kind} in llama.cpp and measuring it")
-    # llama.cpp reserves its context on loading, so ask for no more than these rows need.
+    # llama.cpp reserves its context on loading, so request only what these rows need.
     longest = max(map(len, first.rows)) + ANSWER_TOKENS
     made = LlamaCpp(path, num_words=first.num_words, context_tokens=longest)
     proof = first.prove(
@@ -189,17 +189,17 @@ def _finish(
     base, data = lineage.get("base_sha256"), lineage.get("data_sha256")
     origin = replace(job.origin, base_sha256=base, data_sha256=data)
     merging = (lineage.get("measured") or {}).get("phases") or []
-    phases = [*(from_wire(Phase, one) for one in merging), *measured]
+    phases = [*(from_wire(Phase, phase) for phase in merging), *measured]
     card = write_card(job.method, origin, proofs, texts, folder, phases, job.engine, left_wide)
     (folder / "README.md").write_text(card, encoding="utf-8")
-    # keep and problems are properties, which to_wire leaves out; readers show them as they are.
+    # `keep` and `problems` are properties, which `to_wire` omits.
     shown = [{**to_wire(proof), "keep": proof.keep, "problems": proof.problems} for proof in proofs]
     about = {
         "method": job.method,
         "origin": asdict(origin),
         "proofs": shown,
         "left_wide": left_wide,
-        "measured": {"phases": [asdict(one) for one in phases]},
+        "measured": {"phases": [asdict(phase) for phase in phases]},
     }
     (folder / PROOF_FILE).write_text(json.dumps(about, indent=1), encoding="ascii")
 
@@ -208,14 +208,14 @@ def read_job(path: Path) -> tuple[MakeJob, Path]:
     """Return the job of a file, and the folder where its relative paths start.
 
     Raises:
-        ExpectedError: it is not one.
+        ExpectedError: it is not a quantizing job.
     """
     plain, home = read_plain(path, "quantizing")
     try:
         job = from_wire(MakeJob, plain, "job")
     except (WireError, ValueError) as error:
         raise ExpectedError(
-            f"{path} is no quantizing job: {error}.", "Export the run again"
+            f"{path} is not a quantizing job: {error}.", "Export the run again"
         ) from error
     sources = (job.train, job.evaluation, job.calibration)
     train, evaluation, own = (s and replace(s, path=locate(home, s.path)) for s in sources)

@@ -1,11 +1,12 @@
-"""Merge what a run trained into its base: `agents.program agents.quantizers.merge JOB.json`.
+"""Merge a run's adapter or weights into its base: `agents.program agents.quantizers.merge
+JOB.json`.
 
-The result is a folder that plain Transformers loads, with the tokenizer beside it and the adapter
-itself under `adapter/`, for those who keep the base model and load both. It appears with one
-rename when it is whole. Progress goes to stdout as JSON lines; the last one tells what went wrong.
+The result is a folder that plain Transformers loads, with the tokenizer and, in `adapter/`, the
+adapter itself for users who keep the base model. It appears by one rename when it is complete.
+Progress goes to stdout as JSON lines; the last one may report a failure.
 
 Each weight is merged in float32 and rounded to the base model's own precision once. The base model
-is hashed first: an adapter means nothing on other weights.
+is hashed first, since an adapter is meaningless on other weights.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergeInputs:
-    """What `JOB.json` says."""
+    """Contents of `JOB.json`."""
 
     model: str
-    """A folder, or a hub id."""
+    """Folder, or hub id."""
     checkpoint: Path
     destination: Path
     hashes: Path | None
-    """Where hashes of big files are remembered; None: nowhere."""
+    """Folder with remembered hashes of big files; None: not remembered."""
 
 
 def read_job(path: Path) -> MergeInputs:
-    """Read the job file. Relative paths start at the agent's home.
+    """Return the job of a file. Relative paths start at the agent's home.
 
     Raises:
-        ExpectedError: it is not one.
+        ExpectedError: it is not a merge job.
     """
     plain, home = read_plain(path, "merge")
     try:
@@ -75,10 +76,10 @@ def read_job(path: Path) -> MergeInputs:
 
 
 def merge(job: MergeInputs, progress: JobProgress) -> None:
-    """Do the job.
+    """Merge one checkpoint.
 
     Raises:
-        ExpectedError: the checkpoint or the model is not what it has to be, or the disk is full.
+        ExpectedError: the checkpoint is damaged, the model is another one, or the disk is full.
     """
     try:
         _merge(job, progress)
@@ -97,7 +98,7 @@ def _merge(job: MergeInputs, progress: JobProgress) -> None:
     _refuse_other_model(checkpoint, base, job.hashes)
     content = name_merge(checkpoint)
     if is_merged(job.destination, content):
-        progress.tell("This checkpoint was merged here before; the model is taken as it is")
+        progress.tell("This checkpoint was merged here before, so that model is used")
         return
     make_room(job.destination)
     with appearing(job.destination, "the merged model") as partial:
@@ -144,7 +145,7 @@ def write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: JobP
     with torch.no_grad():
         if has_adapter(checkpoint):
             updates = read_adapter(skeleton.model, checkpoint.path)
-            # What an adapter adds to the head does not belong to the embeddings.
+            # An adapter of the head must not change embeddings tied to it.
             for name in updates:
                 skeleton.untie(name)
         else:
@@ -163,15 +164,15 @@ def write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: JobP
 
 
 def has_adapter(checkpoint: Checkpoint) -> bool:
-    """Tell whether a checkpoint holds an adapter; else it holds all weights."""
+    """Return whether a checkpoint holds an adapter; else it holds all weights."""
     return (checkpoint.path / ADAPTER_FILES[0]).exists()
 
 
 def copy_values(model: Any, checkpoint: Checkpoint) -> None:
-    """Put the weights of a full checkpoint into a model.
+    """Copy the weights of a full checkpoint into a model.
 
     Raises:
-        ExpectedError: they are not finite.
+        ExpectedError: the weights are not finite.
     """
     from agents.quantizers.merging.updates import read_full
 
@@ -183,9 +184,9 @@ def copy_values(model: Any, checkpoint: Checkpoint) -> None:
 def _copy_rest(
     base: Path, checkpoint: Checkpoint, folder: Path, content: str, measured: Sequence[Phase]
 ) -> None:
-    """Copy tokenizer, chat template and adapter as they are, and write what the merge is of."""
+    """Copy tokenizer, chat template and adapter, and record the sources of the merge."""
     copy_companions(base, folder, leave=("config.json", MANIFEST_FILE))
-    drop_code_references(folder)  # before the files are weighed
+    drop_code_references(folder)  # before the lineage records the sizes
     manifest = checkpoint.manifest
     lineage = {
         "content": content,
@@ -196,7 +197,7 @@ def _copy_rest(
     }
     (folder / LINEAGE_FILE).write_text(json.dumps(lineage, indent=1), encoding="ascii")
     state = json.loads((checkpoint.path / STATE_FILE).read_bytes())
-    # The run used a template that the base model lacks; the result has to answer in the same one.
+    # The base model has no template, so the result gets the one of the training.
     if state.get("plain_template"):
         tokenizer, _ = load_tokenizer(base, state.get("text_rules", 1))
         (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="ascii")

@@ -1,1 +1,1 @@
-"""One connection from a master: its server, its messages and the handlers that answer them."""
+"""One connection from a master: its server, its messages and their handlers."""

@@ -1,4 +1,4 @@
-"""Carry messages to the master, and hand a handler its request."""
+"""Send messages to the master, and pass a request to its handler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agents.state import Home
 if TYPE_CHECKING:
     from agents.serve.chats import Chat
 
-# Characters of a progress message: a library may print a whole traceback as one line.
+# Characters of a progress message: libraries may print a whole traceback as one line.
 _MAX_MESSAGE = 2000
 
 
@@ -34,10 +34,8 @@ class AgentChannel:
         Raises:
             WireError: the message is too long to be sent.
         """
-        self.write(encode(message))
-
-    def write(self, line: bytes) -> None:
-        view = memoryview(line)
+        # Encoded outside the lock: a long result must not delay other threads.
+        view = memoryview(encode(message))
         with self._lock:
             try:
                 while view and not self.broken.is_set():
@@ -50,16 +48,16 @@ class AgentChannel:
 
 @dataclass
 class Call:
-    """One request on its way through a handler."""
+    """One request while it is handled."""
 
     request: Request
     home: Home
     channel: AgentChannel
     children: Children
     follows: dict[int, threading.Event]
-    """Running streams by the id of their request; setting the Event ends one."""
+    """Running streams by the id of their request; setting the event ends one."""
     chats: dict[str, Chat]
-    """Loaded models by the id of their conversation."""
+    """Loaded models by the id of their chat."""
     afterwards: list[Callable[[], None]] = field(default_factory=list)
     """Functions to call on the same thread after the response is sent."""
 
@@ -72,5 +70,5 @@ class Call:
         self.channel.send(Event(kind=kind, data=data, request_id=self.request.id))
 
     def progress(self, message: str, phase: str = "") -> None:
-        """Send the master a sentence about a slow request, and the phase that it is in."""
+        """Send the master a sentence about the state of a slow request, and its phase."""
         self.emit("progress", to_wire(Progress(message=message[:_MAX_MESSAGE], phase=phase)))

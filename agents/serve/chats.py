@@ -1,8 +1,8 @@
-"""Keep a model loaded for a conversation: its program, its output, and why it ended.
+"""Keep a model loaded for a chat: its program, its output, and the reason of its end.
 
 The program is a child of this connection and ends with it. It also ends by itself when idle, and is
-ended here when a run or an export leases its GPU. A chat takes no lease, so that those can start at
-once; it polls the lease instead.
+ended here if a run or an export leases its GPU. A chat takes no lease, so that runs and exports can
+start at once; it polls the lease instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agents.errors import ExpectedError
 from agents.shared.files.bounded_work import KILLED, KILLED_MESSAGE
 
 LOOK_S = 0.5
-"""Interval of checks whether other work has leased the GPU, in seconds."""
+"""Interval of checks for other work on the GPU, in seconds."""
 Said = dict[str, Any]
 Reader = Callable[[str], Said]
 
@@ -34,17 +34,20 @@ class Chat:
         find_taker: Callable[[], str | None],
         announce: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """Prepare it; `find_taker` returns the name of the work that leased its GPU, or None.
+        """Prepare a chat.
 
-        `announce` names the chat as the work on its device, as long as its program runs.
+        Args:
+            find_taker: returns the name of the work that leased its GPU, or None.
+            announce: registers the chat as the work on its device while its program runs.
         """
         self._announce = announce
         self.asking = threading.Lock()
         self.ended = ""
-        """Reason of its end; empty: it has not ended."""
+        """Reason of its end; empty: it is still loaded."""
         self._find_taker = find_taker
         self._said: queue.Queue[Said | None] = queue.Queue()
         self._over = threading.Event()
+        # A pipe of its own, since closing it is what ends the program.
         self._input, self._output = os.pipe()
         self._writing = threading.Lock()
 
@@ -54,17 +57,17 @@ class Chat:
         """Start the program; `read` parses one line of its output."""
         run = (children, argv, environ, read)
         threading.Thread(target=self._run, args=run, daemon=True).start()
-        # A lease is a file, which cannot be waited for, so it is polled on a thread of its own.
+        # A lease is a file, whose changes do not wake a thread, so it is polled.
         threading.Thread(target=self._watch, daemon=True).start()
 
     def listen(self) -> Iterator[Said]:
         """Yield messages of the program until it ends."""
         while (said := self._said.get()) is not None:
             yield said
-        self._said.put(None)  # for the next listener
+        self._said.put(None)  # so that the next listener ends, too
 
     def send(self, said: Said) -> None:
-        """Send a message to the program; does nothing if it has ended."""
+        """Send a message to the program, unless it has ended."""
         with self._writing:
             if self._output >= 0:
                 try:
@@ -73,12 +76,12 @@ class Chat:
                     self._hang_up("the model's program has ended")
 
     def end(self, why: str) -> None:
-        """Unload the model; its program ends when its stdin closes."""
+        """Unload the model; the program ends when its stdin closes."""
         with self._writing:
             self._hang_up(why)
 
     def _hang_up(self, why: str) -> None:
-        # The first reason is the cause; the later ones follow from it.
+        # The first reason is the cause; later ones are consequences.
         self.ended = self.ended or why
         if self._output >= 0:
             os.close(self._output)
@@ -98,6 +101,7 @@ class Chat:
         try:
             with self._announce():
                 code, lines = children.run(argv, environ=environ, on_line=hear, stdin=self._input)
+            # The signal of a chat template that ran too long; see shared/files/bounded_work.py.
             if code == -KILLED:
                 why = KILLED_MESSAGE
             elif code and not self.ended:
@@ -112,6 +116,7 @@ class Chat:
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S):
+            # After its end nothing holds the GPU, so no taker has to be found.
             taker = None if self.ended else self._find_taker()
             if taker is not None:
                 self.end(f"{taker} has taken the GPU")

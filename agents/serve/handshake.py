@@ -1,7 +1,7 @@
-"""Write the first two lines of a served agent: the nonce, then `hello`.
+"""Send the first two lines of a served agent: the nonce, then `hello`.
 
-They are written before the messages are imported, which takes a third of the start: meanwhile the
-master reads `hello` and sends its first request.
+They are sent before the message classes are imported, which takes a third of the start: the master
+can read `hello` and send its first request meanwhile.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from agents.state import Home, archive_path, boot_id, open_home
 
 
 def greet(nonce: str) -> tuple[Home, int] | None:
-    """Write nonce and hello to the real stdout; return the home and a duplicate of that stdout.
+    """Send nonce and hello to the real stdout; return the home and a duplicate of that stdout.
 
-    From then on `sys.stdout` and descriptor 1 point to stderr. None: `fatal` was sent instead.
+    From then on `sys.stdout` and descriptor 1 point to stderr. Return None if `fatal` was sent.
     """
-    # Before any other import can print: only messages may reach the master's end of the pipe.
+    # Before any other import can print, since only messages may reach the master.
     out = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    # Shells may print greetings first; the nonce shows the master where our output begins.
+    # Shells may print greetings first; the nonce marks the beginning of the agent's output.
     os.write(out, f"RACKLESS {nonce}\n".encode("ascii", "replace"))
     try:
         home = open_home()
     except ExpectedError as error:
-        told = {"kind": "user", "message": error.message, "hint": error.hint, "traceback": ""}
-        _write_event(out, "fatal", told)
+        fault = {"kind": "user", "message": error.message, "hint": error.hint, "traceback": ""}
+        _write_event(out, "fatal", fault)
         return None
     _write_event(out, "hello", describe_agent(home))
     return home, out
@@ -51,7 +51,7 @@ def describe_agent(home: Home) -> dict[str, Any]:
 
 
 def read_archive_sha256() -> str:
-    """Return the archive's hash, which the master put into its name; empty: it has none."""
+    """Return the archive's hash, which is its file name; empty: it runs from source."""
     name = os.path.basename(archive_path())[: -len(".zip")]
     is_hash = len(name) == 64 and all(letter in "0123456789abcdef" for letter in name)
     return name if is_hash else ""

@@ -1,7 +1,7 @@
-"""Run a program of ours for a request, mostly in the training environment: `PYTHON -m MODULE JOB`.
+"""Run a program of the agent for a request, mostly in the training environment.
 
-It prints JSON lines: those of kind `progress` become events, and one of kind `failed` is the error
-of the request.
+The program, `PYTHON -m MODULE JOB`, prints JSON lines: those of kind `progress` become events, and
+one of kind `failed` is the error of the request.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ def run_program(
     packages: Sequence[str] = (),
     device: str | None = None,
 ) -> None:
-    """Run a program; its lines of kind `progress` become events of the request.
+    """Run a program, turning its lines of kind `progress` into events of the request.
 
     Raises:
         ExpectedError: it failed, with its own line of kind `failed` if it wrote one.
     """
 
-    def tell(line: str) -> None:
+    def relay(line: str) -> None:
         said = read_said(line)
         if said.get("kind") == "progress":
             call.progress(str(said.get("message", "")), str(said.get("phase", "")))
 
     environ = job_environ(call.home, packages, device)
-    # Work on a GPU holds its lease, which says the same.
+    # Work on a GPU is visible by its lease; the CPU's is announced.
     with announce(call.home, "cpu", f"{what[:1].lower()}{what[1:]}"):
-        code, lines = call.children.run(argv, environ=environ, on_line=tell)
+        code, lines = call.children.run(argv, environ=environ, on_line=relay)
     if code == 0:
         return
-    # Also with a non-zero exit code, the program's own words say more than its last line.
+    # The program's own message is better than its last line of output.
     failures = [said for said in map(read_said, lines) if said.get("kind") == "failed"]
-    told = failures[-1] if failures else explain_end(what, code, lines)
-    raise ExpectedError(str(told.get("message", "")), str(told.get("hint", "")))
+    error = failures[-1] if failures else explain_end(what, code, lines)
+    raise ExpectedError(str(error.get("message", "")), str(error.get("hint", "")))
 
 
 def report_of(
@@ -75,18 +75,18 @@ def report_of(
 def job_environ(
     home: Home, packages: Sequence[str] = (), device: str | None = None
 ) -> dict[str, str]:
-    """Return the environment variables for a program of ours.
+    """Return the environment variables of a program of the agent.
 
     Args:
-        home: of the agent.
-        packages: folders beside our modules.
-        device: the only device that the program sees, such as `cuda:1` (which becomes its `cuda:0`)
-            or `cpu`: merely initializing CUDA takes half a GB of a GPU. None: all of them.
+        home: home of the agent.
+        packages: folders with packages in addition to the agent's modules.
+        device: the only device that the program sees, such as `cuda:1`, which becomes its `cuda:0`,
+            or `cpu`, since initializing CUDA takes half a GB of a GPU. None: all devices.
     """
     environ = {
         **python_variables(archive_path(), *packages),
         "RACKLESS_AGENT_HOME": str(home.path),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and as ranks are started
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML and of ranks
     }
     if device is not None:
         environ["CUDA_VISIBLE_DEVICES"] = "" if device == "cpu" else device.removeprefix("cuda:")

@@ -1,10 +1,10 @@
-"""Speak the protocol on stdin and stdout: one request in, exactly one response out.
+"""Serve the protocol on stdin and stdout: one request in, exactly one response out.
 
 The main thread only reads lines and answers `ping`; every other request has a thread of its own, so
-that nothing slow holds up the next line. One lock guards the real stdout, which is duplicated at
-the start; `sys.stdout` then points to stderr, so that no stray print can break a message. A master
-that reads slowly blocks the writers: that is the back-pressure for logs. Between lines the main
-thread renews the telemetry lease. The process ends when stdin closes.
+that a slow one does not delay the next line. One lock guards the real stdout, which is duplicated
+at the start; `sys.stdout` then points to stderr, so that a stray print cannot break a message. A
+master that reads slowly blocks the writers, which is the back-pressure for logs. Between lines the
+main thread renews the telemetry lease. The process ends when stdin closes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Server:
     def __init__(self, home: Home, channel: AgentChannel) -> None:
         self._home = home
         self._channel = channel
-        # Programs by the id of their request; those of a chat outlive it.
+        # Programs by the id of their request; the program of a chat outlives it.
         self._children: dict[int, Children] = {}
         # Threads by the id of the request that they handle.
         self._workers: dict[int, threading.Thread] = {}
@@ -65,14 +65,14 @@ class Server:
         self._ending = False
 
     def run(self, source: int, between: Callable[[], None]) -> None:
-        """Work until `source` ends or `shutdown` comes; call `between` about once a minute."""
+        """Serve until `source` ends or `shutdown` comes; call `between` about once a minute."""
         try:
             for line in read_lines(source, between):
                 self._take(line)
                 if self._ending or self._channel.broken.is_set():
                     return
         finally:
-            # A copy: each follow removes itself when it ends.
+            # A copy, since each follow removes itself when it ends.
             for ended in tuple(self._follows.values()):
                 ended.set()
             self._end_programs()
@@ -81,10 +81,11 @@ class Server:
         """Kill all programs, and let their handlers clean up."""
         working = []
         for number, children in tuple(self._children.items()):
-            worker = self._workers.get(number)  # none where a program outlasts its request
+            worker = self._workers.get(number)  # None if the program outlives its request
             if worker is not None and (children.is_busy or children.is_cancelled):
                 working.append(worker)
             children.end_all()
+        # One deadline for all: the master is gone, and the process must not linger.
         end_s = time.monotonic() + _CLEAN_UP_S
         for worker in working:
             worker.join(max(0.0, end_s - time.monotonic()))
@@ -104,11 +105,12 @@ class Server:
             self._start(message)
 
     def _report_bad_line(self, message: str) -> None:
-        """Send an event about a line that is no request, and so gets no response."""
+        """Report a line that is not a request, and so gets no response."""
         error = RemoteError(kind="bad_request", message=message)
         self._channel.send(Event(kind="bad_line", data=to_wire(error)))
 
     def _start(self, request: Request) -> None:
+        # Ping, shutdown and cancel need no thread, and must work when all slots are taken.
         if request.kind == Ping.kind:
             now = Clock(wall_s=time.time(), monotonic_s=time.monotonic())
             self._channel.send(Response(id=request.id, result=to_wire(now)))
@@ -120,11 +122,11 @@ class Server:
             number = request.args.get("request")
             children = self._children.get(number) if isinstance(number, int) else None
             if children is not None:
-                # It waits for killed programs; the next line must not.
+                # `cancel` waits for killed programs, which must not delay the next line.
                 threading.Thread(target=children.cancel, daemon=True).start()
-        # Refuse rather than wait: the main thread must stay free to answer `ping`.
+        # Refuse rather than wait, so that the main thread can still answer `ping`.
         elif self._slots.acquire(blocking=False):
-            # A daemon: a handler that hangs must not keep the process after the master is gone.
+            # A daemon thread, so that a hanging handler does not keep the process alive.
             worker = threading.Thread(target=self._work, args=(request,), daemon=True)
             self._workers[request.id] = worker
             worker.start()
@@ -140,9 +142,9 @@ class Server:
             try:
                 self._channel.send(self._respond(call))
             finally:
-                # Before `afterwards`: a stream may go on for days and must not take up a slot.
+                # Before `afterwards`, since a stream may last for days and must not hold a slot.
                 self._slots.release()
-                # The program of a chat outlives its request, and must still be killed at the end.
+                # The program of a chat outlives its request, and is killed with the server.
                 if not children.is_busy:
                     self._children.pop(request.id, None)
             for action in call.afterwards:
@@ -163,7 +165,7 @@ class Server:
                 answer = handler(call)
                 result = {} if answer is None else to_wire(answer)
                 response = Response(id=request.id, result=result)
-                encode(response)  # a result that is too long must become an error here
+                encode(response)  # raises WireError here if it is too long
                 return response
         except ExpectedError as known:
             error = RemoteError(
@@ -171,36 +173,37 @@ class Server:
             )
         except WireError as wrong:
             error = RemoteError(kind="bad_request", message=f"{request.kind}: {wrong}")
-        except Exception as bug:  # noqa: BLE001 - the edge: a bug becomes an answer
+        except Exception as bug:  # noqa: BLE001 - the edge: a bug becomes a response
             error = describe_bug(request.kind, bug)
-        # A request that failed must not start its stream.
+        # A failed request must not start its stream.
         call.afterwards.clear()
         return Response(id=request.id, error=error)
 
 
 def describe_bug(kind: str, bug: BaseException) -> RemoteError:
-    """Return the answer to a request whose handler has a bug."""
+    """Return the response to a request whose handler has a bug."""
     text = format_trace(bug)
     message = hide_secrets(f"{kind}: {type(bug).__name__}: {bug}")
+    # Cut, so that the response fits into one line; a trace is most useful at its end.
     return RemoteError(kind="bug", message=message[:4000], traceback=text[-16000:])
 
 
 def read_lines(source: int, between: Callable[[], None]) -> Iterator[bytes | None]:
-    """Yield each line without its end; None stands for one that was too long.
+    """Yield each line without its end, or None for a line that is too long.
 
-    Holds at most MAX_LINE_BYTES + READ_BYTES, whatever comes.
+    Holds at most MAX_LINE_BYTES + READ_BYTES in memory for any input.
     """
     parts: list[bytes] = []
     size, skipping = 0, False
     for block in _read_blocks(source, between):
-        # Joined only once per line: adding block to block would be quadratic for a long one.
+        # Joined once per line, since adding block to block is quadratic for a long line.
         head, *lines = block.split(b"\n")
         size += len(head)
         parts.append(head)
         for line in lines:
             yield None if skipping or size > MAX_LINE_BYTES else b"".join(parts)
             parts, size, skipping = [line], len(line), False
-        # Drop what came of it, but remember that the rest up to the newline belongs to it.
+        # Drop the beginning, but remember to skip the rest up to the newline.
         if size > MAX_LINE_BYTES:
             parts, skipping = [], True
 
@@ -214,7 +217,7 @@ def _read_blocks(source: int, between: Callable[[], None]) -> Iterator[bytes]:
             due, wait_s = time.monotonic() + LEASE_RENEWAL_S, LEASE_RENEWAL_S
         if not select.select([source], [], [], wait_s)[0]:
             continue
-        # Not a buffered read: select would not see what already lies in Python's buffer.
+        # Unbuffered, since select does not see data in Python's buffer.
         block = os.read(source, READ_BYTES)
         if not block:
             return
@@ -222,29 +225,31 @@ def _read_blocks(source: int, between: Callable[[], None]) -> Iterator[bytes]:
 
 
 def serve(home: Home, out: int) -> None:
-    """Answer the requests on stdin until the master goes away; `out` is the real stdout."""
+    """Answer the requests on stdin until the master disconnects; `out` is the real stdout."""
     remove_job_folders(home)
     server = Server(home, AgentChannel(out))
     recording = Recording(home)
-    # Deleting large exports takes long, and the first request must not wait for it.
+    # Deleting large exports takes long, and must not delay the first request.
     threading.Thread(target=_remove_half_made, args=(home,), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         server.run(0, recording.keep)
-    # Handler threads may still sleep or block in a write to a pipe that nobody reads.
+    # Not `sys.exit`: handler threads may sleep, or block in a write to an unread pipe.
     os._exit(0)
 
 
 class Recording:
-    """Keeps the telemetry recorder running while this server lives."""
+    """Keeps the telemetry recorder running while this server is alive."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._is_first = True
 
     def keep(self) -> None:
-        """Renew the lease on another thread: starting a process would delay the first request."""
+        """Renew the lease on another thread, since starting a process would delay the first
+        request.
+        """
         args = (self._home, archive_path(), self._is_first)
-        # Only a server that starts replaces a recorder of another version; see telemetry/lease.py.
+        # Only a new server replaces a recorder of another version; see telemetry/lease.py.
         self._is_first = False
         threading.Thread(target=_keep_recorder, args=args, daemon=True).start()
 

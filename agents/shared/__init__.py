@@ -1,1 +1,1 @@
-"""What both sides use without sending it: models, data, packages and files."""
+"""Code that both sides use without sending it: models, data, packages and files."""

@@ -22,8 +22,8 @@ from agents.shared.data.files import (
     KINDS,
     LONG_LINE,
     MAX_LINE_CHARS,
-    Misfit,
     TableLines,
+    UnreadableData,
     explain_bad_json,
     find_delimiter,
     find_kind,
@@ -201,8 +201,8 @@ def _explained(path: Path) -> Iterator[None]:
     """Turn the errors of reading a file into errors for the user."""
     try:
         yield
-    except Misfit as misfit:
-        raise UserError(str(misfit), f"{misfit.hint}.") from misfit
+    except UnreadableData as error:
+        raise UserError(str(error), f"{error.hint}.") from error
     except ForeignFile as error:
         raise refused(error) from error
     except OSError as error:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from agents.contract.wheel_target import SUPPORTED_PYTHONS, WheelTarget
+from agents.contract.environments import SUPPORTED_PYTHONS, WheelTarget
 from agents.shared.packages.wheel_fit import marker_holds, rank_wheel, read_wheel_name
 
 NEWEST_GLIBC = 41

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name
 
-from agents.contract.wheel_target import this_target
+from agents.contract.environments import this_target
 from agents.shared.packages.lock import read_lock_text
 from agents.shared.packages.package_index import IndexSettings, read_index_settings
 from agents.shared.packages.wheel_store import WheelProblem, WheelSet, unpack_program

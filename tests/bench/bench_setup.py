@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from agents.contract.environments import this_target
 from agents.contract.requests import NodeRequest
 from agents.contract.requests.environment import (
     EnvironmentBuild,
@@ -32,7 +33,6 @@ from agents.contract.requests.environment import (
 )
 from agents.contract.requests.node import ReadFacts
 from agents.contract.requests.runs import CompareBundle
-from agents.contract.wheel_target import this_target
 from agents.shared.packages.lock import read_lock_text
 from agents.shared.packages.package_index import PackageIndex, read_index_settings
 from agents.shared.packages.wheel_progress import show_size

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.wheel_target import this_target
+from agents.contract.environments import this_target
 from agents.shared.packages.lock import read_lock_text
 from agents.shared.packages.package_index import PackageIndex, read_index_settings
 from agents.shared.packages.wheel_store import WheelProblem, WheelSet, fetch, unpack_program

@@ -190,7 +190,7 @@ def test_a_config_that_is_none_is_refused_in_words(
 def test_a_config_of_gigabytes_is_not_read(tmp_path: Path, attack: Callable[..., None]) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(8 << 30)
-    with pytest.raises(ValueError, match="which is no config") as refused:
+    with pytest.raises(ValueError, match="which is not a config") as refused:
         find_config(str(tmp_path), os.environ)
     attack(given="a config.json of 8 GiB", tried="to plan with it", happened=str(refused.value))
 

@@ -20,9 +20,8 @@ from pathlib import Path
 import pytest
 
 from agents.children import Children
-from agents.contract.environments import WheelQuery
+from agents.contract.environments import WheelQuery, this_target
 from agents.contract.requests.environment import EnvironmentBuild, PackagesBuild
-from agents.contract.wheel_target import this_target
 from agents.errors import ExpectedError
 from agents.node import environment, packages, wheels
 from agents.state import Home

@@ -1,11 +1,12 @@
-"""Requests of a master to a node: one class each, which both sides share.
+"""Requests of a master to a node: one class each, shared by both sides.
 
-A class says everything about its request: kind on the wire, arguments, answer, deadline, and what
-the answer must repeat. A master sends it with `NodeClient.ask`. A node answers it with a function
-that has it in `handles`, in the file of `agents/serve/handlers` that is named like the file here.
+A class defines everything about its request: kind on the wire, arguments, answer, deadline, and the
+arguments that the answer must repeat. A master sends it with `NodeClient.ask`. On a node, a
+function that names the class in `handles` answers it; it is in the file of `agents/serve/handlers`
+with the same name as the file here.
 
-Raw bytes do not travel as requests: `receive` and `send` are commands of the archive of their own,
-each on its own channel (see `agents/node/files.py`).
+Raw bytes do not travel as requests: `receive` and `send` are commands of the archive, each on its
+own channel (see `agents/node/files.py`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ Answer = TypeVar("Answer")
 R = TypeVar("R", bound="NodeRequest[Any]")
 
 QUICK_S = 30.0
-"""Maximum duration of a request that starts no work, in seconds."""
+"""Maximum duration of a request that only reads or changes state, in seconds."""
 LOOK_S = 120.0
-"""Maximum duration of examining what is installed on a node, in seconds."""
+"""Maximum duration of examining the software of a node, in seconds."""
 DELETE_S = 300.0
 """Maximum duration of deleting files, in seconds."""
 HASH_S = 4 * 3600.0
-"""Maximum duration of hashing the files of a model or checkpoint, in seconds: a terabyte from a
-slow disk."""
+"""Maximum duration of hashing a model or checkpoint, in seconds: a terabyte from a slow disk."""
 ROOMS = {
     "artifact": "runs",
     "attempt": "attempts",
@@ -55,13 +55,13 @@ ROOMS = {
     "telemetry": "telemetry",
     "wheels": "environment",
 }
-"""File of requests, and of handlers, by the first word of a kind: a node imports it on demand."""
+"""Module of requests, and of handlers, by the first word of a kind; nodes import it on demand."""
 
 _CLASSES: dict[str, type[NodeRequest[Any]]] = {}
 
 
 class NodeRequest(Generic[Answer]):
-    """Base of all requests, which are frozen dataclasses: their fields are the arguments."""
+    """Base class of all requests; they are frozen dataclasses whose fields are the arguments."""
 
     __slots__ = ()
 
@@ -72,20 +72,21 @@ class NodeRequest(Generic[Answer]):
     limit_s: ClassVar[float | None] = QUICK_S
     """Maximum duration, in seconds; None: only the loss of the link ends it."""
     is_verbatim: ClassVar[bool] = False
-    """Whether texts of the answer and of its progress may have several lines, such as logs."""
+    """True if texts of the answer and of its progress may have several lines, such as logs."""
     flat: ClassVar[str] = ""
-    """Name of the only field if that field's own fields are the arguments; empty: they are not."""
+    """Name of the only field, if the arguments on the wire are that field's own fields; else
+    empty."""
     echoes: ClassVar[tuple[str, ...]] = ()
     """Arguments that the answer repeats."""
 
     def __init_subclass__(cls) -> None:
         bases: tuple[Any, ...] = vars(cls)["__orig_bases__"]
         cls.answer = typing.get_args(bases[0])[0]
-        # A dataclass with slots is made twice; the second one is the class that all others see.
+        # `dataclass(slots=True)` creates the class a second time, which is the final one.
         _CLASSES[cls.kind] = cls
 
     def deadline_s(self) -> float | None:
-        """Return the maximum duration, in seconds; None: only the loss of the link ends it."""
+        """Return the maximum duration, in seconds, or None if only the loss of the link ends it."""
         return self.limit_s
 
     def to_args(self) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class NodeRequest(Generic[Answer]):
         """Return the request with these arguments.
 
         Raises:
-            WireError: one is missing, has the wrong type, or may not be sent.
+            WireError: an argument is missing, has the wrong type, or is not allowed.
         """
         if not cls.flat:
             return from_wire(cls, args, "args")
@@ -109,18 +110,19 @@ class NodeRequest(Generic[Answer]):
         """Return the answer to this request.
 
         Raises:
-            WireError: it has a wrong form, or is about something else.
+            WireError: it has a wrong form, or does not repeat the request.
         """
+        # An answer without data is `{}` on the wire, so there is no class to read.
         is_empty = self.answer is type(None)
         answer: Answer = typing.cast(Any, None if is_empty else from_wire(self.answer, result))
         self.check_answer(answer)
         return answer
 
     def check_answer(self, answer: Answer) -> None:
-        """Check that an answer is about what was asked.
+        """Check that an answer matches the request.
 
         Raises:
-            WireError: it is about something else.
+            WireError: it answers something else.
         """
         self.check_echo(answer)
 
@@ -138,9 +140,10 @@ class NodeRequest(Generic[Answer]):
 
 
 def find_request(kind: str) -> type[NodeRequest[Any]] | None:
-    """Return the class of this kind of request, which a handler answers; None: there is none."""
+    """Return the class of this kind of request, or None if it is unknown."""
     room = ROOMS.get(kind.partition(".")[0])
     if room is None:
         return None
+    # The import fills `_CLASSES`.
     importlib.import_module(f"{__name__}.{room}")
     return _CLASSES.get(kind)

@@ -25,18 +25,18 @@ class LaunchAttempt(NodeRequest[AttemptStatus]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfirmAttempt(NodeRequest[None]):
-    """Let the node's part of an attempt continue: for a moment, or for good."""
+    """Confirm the node's part of an attempt, temporarily or finally."""
 
     kind = "attempt.confirm"
     run_id: str
     attempt: int
     is_final: bool
-    """Whether all parts run; False: others are still being launched."""
+    """True if all parts run; False if others are still being launched."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnAttempt(NodeRequest[None]):
-    """Record the master that takes an attempt over."""
+    """Record the master that takes over an attempt."""
 
     kind = "attempt.own"
     run_id: str
@@ -46,13 +46,13 @@ class OwnAttempt(NodeRequest[None]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepAttempt(NodeRequest[None]):
-    """Leave the recovery of an attempt to this master for a while, or to no one for good."""
+    """Reserve the recovery of an attempt for this master for a while, or end recovery for good."""
 
     kind = "attempt.keep"
     run_id: str
     attempt: int
     is_closed: bool
-    """Whether no one recovers it any more, so that its nodes leave it alone."""
+    """True if the attempt is closed, so that its nodes no longer recover it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,10 +67,10 @@ class ReadAttempt(NodeRequest[AttemptStatus]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempts:
-    """Attempts of a node, of which only the newest of each run has its spec and all ranks."""
+    """Attempts of a node; only the newest attempt of each run has its spec and all ranks."""
 
     attempts: tuple[AttemptStatus, ...]
-    """In order of runs and numbers; the oldest are left out where they do not fit."""
+    """Attempts by run and number; the oldest are omitted if they exceed a message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +82,7 @@ class ListAttempts(NodeRequest[Attempts]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopAttempt(NodeRequest[AttemptStatus]):
-    """End the node's part of an attempt; the answer comes once none of its processes is left."""
+    """End the node's part of an attempt; the answer comes once all of its processes are gone."""
 
     kind = "attempt.stop"
     echoes = ("run_id", "attempt")
@@ -91,19 +91,21 @@ class StopAttempt(NodeRequest[AttemptStatus]):
     grace_s: float = 30.0
     """Time for the ranks to save and exit by themselves, in seconds."""
     at_loss: bool = False
-    """Whether another node was lost, so that the ranks save by themselves."""
+    """True if another node was lost, so that the ranks save by themselves."""
 
     def check_foreign(self) -> None:
         check_number("grace_s", self.grace_s, 0, MAX_WAIT_S)
 
     def deadline_s(self) -> float | None:
+        # The node answers after its processes are gone, so the deadline includes their grace.
         return self.grace_s + STOP_MARGIN_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlAttempt(NodeRequest[None]):
-    """Leave a control request on the node of rank 0, whose journal reports the outcome."""
+    """Send a control request to the node of rank 0, whose journal reports the outcome."""
 
+    # Old nodes know control requests as wishes, so the names on the wire stay.
     kind = "attempt.wish"
     run_id: str
     attempt: int

@@ -1,4 +1,4 @@
-"""Requests about conversations with a model that a node keeps loaded."""
+"""Requests about chats with a model that stays loaded on a node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agents.contract.requests import NodeRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatDevice:
-    """A GPU on which a model may be loaded."""
+    """GPU on which a model may be loaded."""
 
     device: str
     """Device in the node's own order, such as `cuda:0`."""
@@ -20,7 +20,7 @@ class ChatDevice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatOpened:
-    """Answer to a ChatJob: the model is loaded."""
+    """Answer to a ChatJob, after the model is loaded."""
 
     load_s: float
     runtime: str
@@ -33,7 +33,7 @@ class ChatOpened:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatJob(NodeRequest[ChatOpened]):
-    """Load a model for a conversation, until it is closed, is idle, or other work needs its GPU.
+    """Load a model for a chat, until it is closed, is idle, or its GPU is needed for other work.
 
     Paths start at the agent's home.
     """
@@ -41,20 +41,21 @@ class ChatJob(NodeRequest[ChatOpened]):
     kind = "chat.open"
     limit_s = None
     chat: str
-    """Id of the conversation, unique within the connection."""
+    """Id of the chat, unique within the connection."""
     python: str
     packages: str | None = None
     model: str
-    """Folder of Transformers, or GGUF file."""
+    """Model folder of Transformers, or GGUF file."""
     checkpoint: str | None = None
-    """Folder of the checkpoint whose adapter or weights are applied to the model; None: none."""
+    """Folder of the checkpoint whose adapter or weights are applied to the model; None: no
+    checkpoint."""
     in_4_bits: bool = False
-    """Whether to load the model as NF4, as QLoRA trained it; ignored on a CPU, which has the
-    room."""
+    """True to load the model as NF4, as QLoRA trained it; ignored on a CPU, which has enough
+    memory."""
     devices: tuple[ChatDevice, ...] = ()
-    """GPUs in order of preference: the first free one is used, else the CPU."""
+    """GPUs in order of preference; the first free one is used, else the CPU."""
     idle_s: float = 900.0
-    """Seconds without a question after which the model is unloaded."""
+    """Time without a question after which the model is unloaded, in seconds."""
 
     def __post_init__(self) -> None:
         if self.idle_s <= 0:
@@ -69,14 +70,14 @@ class ChatMessage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatTurn:
-    """A conversation that the model continues."""
+    """Conversation that the model continues."""
 
     messages: tuple[ChatMessage, ...]
     max_tokens: int = 256
     temperature: float = 0.0
     """Sampling temperature; 0: always the likeliest token."""
     top_p: float = 1.0
-    """Probability mass of the likeliest tokens to sample from, above 0 to 1."""
+    """Probability mass of the likeliest tokens to sample from, above 0 up to 1."""
 
     def __post_init__(self) -> None:
         if not self.messages or self.messages[-1].role != "user":
@@ -96,15 +97,15 @@ class ChatAnswer:
     text: str
     num_tokens: int
     first_token_s: float
-    """Seconds from the question to the first token, without loading the model."""
+    """Time from the question to the first token, without loading the model, in seconds."""
     tokens_per_s: float | None
-    """Speed after the first token; None: there was only one."""
+    """Speed after the first token; None: the answer has only one token."""
     runtime: str
     """Program that ran the model, with its version."""
     cut: bool
-    """Whether the answer reached `max_tokens` or the end of the model's context."""
+    """True if the answer reached `max_tokens` or the end of the model's context."""
     stopped: bool = False
-    """Whether the user stopped it."""
+    """True if the user stopped it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +120,7 @@ class ChatReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskChat(NodeRequest[ChatReply]):
-    """Let a loaded model continue a conversation; its pieces come as `progress` events."""
+    """Let a loaded model continue a conversation, streaming text as `progress` events."""
 
     kind = "chat.ask"
     limit_s = None

@@ -1,4 +1,4 @@
-"""Requests about the connection itself, which the agent's main thread answers at once."""
+"""Requests about the connection itself, answered immediately by the agent's main thread."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Ping(NodeRequest[Clock]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cancel(NodeRequest[None]):
-    """End the programs of another request, whose own response then says so."""
+    """End the programs of another request, whose own response then reports the cancellation."""
 
     kind = "cancel"
     request: int
-    """Id of that request."""
+    """Id of the other request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

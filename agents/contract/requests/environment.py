@@ -1,17 +1,23 @@
-"""Requests about the training environment of a node: its tools, wheels, building and pruning."""
+"""Requests about the training environment of a node: tools, wheels, building and pruning."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agents.contract.environments import EnvironmentTools, KeptItems, WheelQuery, WheelReport
+from agents.contract.environments import (
+    EnvironmentTools,
+    KeptItems,
+    WheelQuery,
+    WheelReport,
+    WheelTarget,
+)
 from agents.contract.node import EnvironmentReport
 from agents.contract.requests import DELETE_S, LOOK_S, NodeRequest
 from agents.contract.requests.storage import Freed
-from agents.contract.wheel_target import WheelTarget
 
 TRIAL_S = 600.0
-"""Maximum duration of trying an environment: importing torch from a cold, slow disk, in seconds."""
+"""Maximum duration of trying an environment, in seconds: it imports torch, possibly from a slow
+disk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,16 +28,16 @@ class EnvironmentQuery(NodeRequest[EnvironmentReport]):
     limit_s = LOOK_S
     lock_sha256: str
     requirements: dict[str, str]
-    """Exact version of each distribution by its name."""
+    """Exact version of each distribution, by its name."""
     python: str | None = None
     """Interpreter to inspect; None: the one adopted or built before."""
     adopt: bool = False
-    """Whether to keep `python` as this node's environment if it fits."""
+    """True to keep `python` as this node's environment if it fits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentBuild(NodeRequest[EnvironmentReport]):
-    """Build the environment from wheels that are on the node, with `progress` events."""
+    """Build the environment from wheels on the node, with `progress` events."""
 
     kind = "environment.build"
     limit_s = None
@@ -55,7 +61,7 @@ class FindBuildTools(NodeRequest[EnvironmentTools]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnpackUv(NodeRequest[EnvironmentTools]):
-    """Unpack uv from its wheel, which is on the node."""
+    """Unpack uv from its wheel on the node."""
 
     kind = "environment.uv"
     flat = "query"
@@ -65,7 +71,7 @@ class UnpackUv(NodeRequest[EnvironmentTools]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BringPython(NodeRequest[EnvironmentTools]):
-    """Have uv download a Python of its own, with `progress` events."""
+    """Have uv download a Python, with `progress` events."""
 
     kind = "environment.python"
     limit_s = None
@@ -73,7 +79,7 @@ class BringPython(NodeRequest[EnvironmentTools]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TryEnvironment(NodeRequest[EnvironmentReport]):
-    """Import what training needs and do one tiny step on each device, with `progress` events."""
+    """Import the training packages and do one small step on each device, with `progress` events."""
 
     kind = "environment.try"
     limit_s = TRIAL_S
@@ -89,7 +95,7 @@ class ListKept(NodeRequest[KeptItems]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PruneKept(NodeRequest[Freed]):
-    """Delete some of that by name."""
+    """Delete some of those items by name."""
 
     kind = "environment.prune"
     limit_s = DELETE_S
@@ -108,7 +114,7 @@ class LookForWheels(NodeRequest[WheelReport]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchWheels(NodeRequest[WheelReport]):
-    """Download the wheels of a lock, with `progress` events: gigabytes."""
+    """Download the wheels of a lock, which may be gigabytes, with `progress` events."""
 
     kind = "wheels.fetch"
     flat = "query"
@@ -126,7 +132,7 @@ class PackagesReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackagesBuild(NodeRequest[PackagesReport]):
-    """Install packages next to the training environment, which stays untouched."""
+    """Install packages into a folder of their own; the training environment stays unchanged."""
 
     kind = "packages.build"
     limit_s = None

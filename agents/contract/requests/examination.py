@@ -1,6 +1,6 @@
-"""Requests of the check: what a node reads of its own system; `None` is what it could not read.
+"""Requests of the check: what a node reads of its own system. `None` means not known.
 
-A node only reads. What a value means is decided on the master (`app/provisioning/checks`).
+A node only reads. The master interprets the values (`app/provisioning/checks`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from agents.contract.requests import NodeRequest
 from agents.contract.wake import WakeTarget
 
 DeviceKind = Literal["ethernet", "wifi", "vpn", "bridge", "virtual", "mobile", "loopback"]
-"""What a network device is; `virtual` is one end of a container's or a VM's link."""
+"""Type of a network device; `virtual` is one end of a container's or VM's link."""
 Sudo = Literal["root", "free", "password", "none"]
-"""How commands of an administrator run: as this user, without a password, with one, or not."""
+"""How commands run as administrator: as this user, without a password, with a password, or not."""
 SyncService = Literal["on", "off", "none"]
-"""Service that sets the clock: it runs, it is installed and off, or there is none."""
+"""State of the service that sets the clock: running, installed but off, or missing."""
 
 NO_LIMIT = 2**63 - 1
-"""Stands for a limit of a login that is not set."""
+"""Value of a login limit that is not set."""
 
 
 def _check_texts(record: object, *names: str) -> None:
@@ -41,17 +41,18 @@ def _check_lists(record: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """Way by which packets to an address leave a node."""
+    """Route of packets from a node to an address."""
 
     address: str
     device: str | None = None
-    """Network device; None: there is no way, or it could not be asked."""
+    """Network device; None: no route, or not known."""
     source: str | None = None
     """Own address that such packets carry."""
     gateway: str | None = None
-    """Router on the way; None: the address is in the same network."""
+    """Router on the route; None: the address is in the same network."""
     mtu: int | None = None
-    """Packet size that the kernel has learned for this way, in bytes; None: that of the device."""
+    """Packet size that the kernel has learned for this route, in bytes; None: that of the
+    device."""
 
     def check_foreign(self) -> None:
         _check_texts(self, "address", "device", "source", "gateway")
@@ -71,47 +72,48 @@ class SystemFacts:
     home: str | None = None
     """Folder of the agent, which holds runs, checkpoints and environments."""
     home_writable: bool | None = None
-    """Whether a file could be written there."""
+    """True if a file can be written there."""
     home_executable: bool | None = None
-    """Whether a program there can be started; False: it is mounted with noexec."""
+    """True if a program there can be started; False: it is mounted with noexec."""
     home_file_system: str | None = None
     """Type of its file system, such as `ext4`, `nfs4` or `9p`."""
     inodes: int | None = None
-    """Files that its file system can hold; 0: it has no limit."""
+    """Number of files that its file system can hold; 0: unlimited."""
     inodes_free: int | None = None
     swap_bytes: int | None = None
     shm_bytes: int | None = None
     """Size of /dev/shm, in bytes."""
     shm_free_bytes: int | None = None
     clock_synchronised: bool | None = None
-    """Whether the kernel says that a time server keeps the clock."""
+    """True if the kernel reports that a time server keeps the clock."""
     clock_service: SyncService | None = None
     boot_id: str | None = None
-    """Random id of this start of the system: equal for two nodes on one PC alone."""
+    """Random id of this start of the system; equal only for nodes on one PC."""
     hostname_addresses: tuple[str, ...] | None = None
-    """Addresses to which its own name resolves on the node, IPv4 first; empty: to none."""
+    """Addresses that its own name resolves to on the node, IPv4 first; empty: it does not
+    resolve."""
     first_process: str | None = None
     """Name of process 1, such as `systemd`."""
     ends_at_logout: bool | None = None
-    """Whether systemd ends a user's processes at logout."""
+    """True if systemd ends a user's processes at logout."""
     lingers: bool | None = None
-    """Whether the user's services go on without a login."""
+    """True if systemd lingering is enabled."""
     user: str | None = None
-    """Name that Rackless logs in as."""
+    """Name of the user that Rackless logs in as."""
     may_sleep: bool | None = None
-    """Whether this PC may suspend: a desktop runs and sleep is not masked."""
+    """True if this PC may suspend: it has a desktop, and sleep is not masked."""
     temporary_folder: str | None = None
-    """Folder in which compilers and other programs put their temporary files."""
+    """Folder in which compilers and other programs put temporary files."""
     temporary_free_bytes: int | None = None
     """Free space in the folder for temporary files, in bytes."""
     temporary_writable: bool | None = None
-    """Whether a file could be written there."""
+    """True if a file can be written there."""
     max_open_files: int | None = None
-    """Files that a process of this login may have open; `NO_LIMIT`: there is none."""
+    """Maximum number of open files of a process of this login; `NO_LIMIT`: not set."""
     max_processes: int | None = None
-    """Processes and threads that this login may have; `NO_LIMIT`: there is none."""
+    """Maximum number of processes and threads of this login; `NO_LIMIT`: not set."""
     max_address_bytes: int | None = None
-    """Addresses that a process may use, in bytes; `NO_LIMIT`: there is none."""
+    """Maximum address space of a process, in bytes; `NO_LIMIT`: not set."""
 
     def check_foreign(self) -> None:
         _check_texts(self, "home", "home_file_system", "boot_id", "first_process", "user")
@@ -121,7 +123,7 @@ class SystemFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFacts:
-    """A network device and its counters since it came up."""
+    """A network device, with its counters since it came up."""
 
     name: str
     kind: DeviceKind | None = None
@@ -130,18 +132,18 @@ class DeviceFacts:
     speed_mbit: int | None = None
     """Speed of the link, in Mb/s."""
     best_speed_mbit: int | None = None
-    """Highest speed that the card itself supports, in Mb/s."""
+    """Highest speed that the card supports, in Mb/s."""
     is_full_duplex: bool | None = None
     has_carrier: bool | None = None
     saves_power: bool | None = None
-    """Whether a Wi-Fi card sleeps between packets."""
+    """True if a Wi-Fi card sleeps between packets."""
     packets: int | None = None
-    """Packets received and sent."""
+    """Number of packets received and sent."""
     errors: int | None = None
-    """Packets that were damaged, either way."""
+    """Number of damaged packets, received and sent."""
     dropped: int | None = None
     carrier_losses: int | None = None
-    """How often the link was lost."""
+    """Number of times that the link was lost."""
 
     def check_foreign(self) -> None:
         _check_texts(self, "name", "driver")
@@ -153,9 +155,9 @@ class RdmaFacts:
 
     name: str
     state: str | None = None
-    """State such as `ACTIVE` or `DOWN`."""
+    """State, such as `ACTIVE` or `DOWN`."""
     rate: str | None = None
-    """Speed in the driver's words, such as `100 Gb/sec (4X EDR)`."""
+    """Speed in the driver's notation, such as `100 Gb/sec (4X EDR)`."""
     link: str | None = None
     """`InfiniBand` or `Ethernet`."""
 
@@ -168,9 +170,9 @@ class NetworkFacts:
     devices: tuple[DeviceFacts, ...] | None = None
     rdma: tuple[RdmaFacts, ...] | None = None
     port_range: tuple[int, int] | None = None
-    """First and last port that the system gives out."""
+    """First and last port of the system's ephemeral range."""
     firewall: Literal["ufw", "firewalld", "none"] | None = None
-    """Firewall that is switched on."""
+    """Active firewall."""
 
     def check_foreign(self) -> None:
         _check_lists(self, "devices", "rdma")
@@ -181,27 +183,27 @@ class DriverFacts:
     """State of NVIDIA's driver, read without loading its library."""
 
     num_cards: int | None = None
-    """NVIDIA display adapters on the PCI bus."""
+    """Number of NVIDIA display adapters on the PCI bus."""
     module_version: str | None = None
-    """Version of the kernel module that is loaded; None: none is, or it is not known."""
+    """Version of the loaded kernel module; None: not loaded, or not known."""
     library_version: str | None = None
     """Version in the name of the library on disk."""
     is_loaded: bool | None = None
-    """Whether the kernel module is loaded."""
+    """True if the kernel module is loaded."""
     nouveau: bool | None = None
-    """Whether the free driver holds the cards."""
+    """True if the open-source nouveau driver holds the cards."""
     devices_open: bool | None = None
-    """Whether this user may open the device files; None: there are none."""
+    """True if this user may open the device files; None: they do not exist."""
     smi_message: str | None = None
-    """What nvidia-smi says when it fails; empty: it works; None: it is not installed."""
+    """Error message of nvidia-smi; empty: it works; None: it is not installed."""
     persistence: bool | None = None
-    """Whether the driver stays loaded while no program uses a GPU."""
+    """True if the driver stays loaded while no program uses a GPU."""
     dxg: bool | None = None
-    """Whether the GPU of Windows is there (WSL)."""
+    """True if the GPU of Windows is available (WSL)."""
 
     @property
     def was_updated(self) -> bool:
-        """Whether another version was installed than the one that is loaded."""
+        """True if the installed version differs from the loaded one."""
         versions = (self.module_version, self.library_version)
         return None not in versions and versions[0] != versions[1]
 
@@ -211,21 +213,21 @@ class DriverFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WslFacts:
-    """What WSL shows of itself and, where it lets programs of Windows run, of Windows."""
+    """Properties of WSL and, if it may run programs of Windows, of Windows."""
 
     version: str | None = None
     is_systemd: bool | None = None
     linux_driver: str | None = None
-    """Package of a Linux driver, which must not be in WSL; empty: there is none."""
+    """Package of a Linux driver, which must not be in WSL; empty: not installed."""
     config: tuple[str, ...] | None = None
-    """Lines of .wslconfig on Windows; empty: there is none; None: it could not be read."""
+    """Lines of .wslconfig on Windows; empty: no such file; None: it could not be read."""
     windows_memory_bytes: int | None = None
     boot_task: bool | None = None
-    """Whether a task of Windows starts this distro at boot."""
+    """True if a task of Windows starts this distribution at boot."""
     firewall_allows: bool | None = None
-    """Whether the Hyper-V firewall lets other PCs in."""
+    """True if the Hyper-V firewall lets other PCs in."""
     sshd_ports: tuple[int, ...] | None = None
-    """Ports on which an SSH server listens here."""
+    """Ports of an SSH server in this distribution."""
 
     def check_foreign(self) -> None:
         _check_texts(self, "version", "linux_driver")
@@ -234,25 +236,25 @@ class WslFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examination:
-    """Everything that a node reads for the check beyond its NodeFacts."""
+    """All readings of a node for the check, in addition to its NodeFacts."""
 
     system: SystemFacts = field(default_factory=SystemFacts)
     network: NetworkFacts = field(default_factory=NetworkFacts)
     driver: DriverFacts = field(default_factory=DriverFacts)
     wsl: WslFacts | None = None
-    """None: it is not WSL."""
+    """Properties of WSL; None: it is not WSL."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examine(NodeRequest[Examination]):
-    """Read everything that the check needs beyond the facts."""
+    """Read all facts of the check that NodeFacts lacks."""
 
     kind = "node.examine"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FindRoutes(NodeRequest[Routes]):
-    """Find the way by which packets to each address leave the node."""
+    """Find the route from the node to each address."""
 
     kind = "node.routes"
     addresses: tuple[str, ...]
@@ -269,7 +271,7 @@ class SentPackets:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WakeOther(NodeRequest[SentPackets]):
-    """Wake another PC of the node's network."""
+    """Wake another PC in the node's network."""
 
     kind = "node.wake"
     flat = "target"

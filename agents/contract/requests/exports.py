@@ -1,4 +1,4 @@
-"""Requests for artifacts of trained models: merging a checkpoint, quantizing the result."""
+"""Requests for artifacts of trained models: merging a checkpoint and quantizing the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROOF_FILE = "proof.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSource:
-    """A data file and how to read it."""
+    """Data file, and how to read it."""
 
     path: str
     format: DataFormat = "auto"
@@ -36,7 +36,7 @@ class Origin:
     base_sha256: str | None = None
     data_sha256: str | None = None
     licence: str | None = None
-    """Licence in the card of the base model; None: the card names none."""
+    """Licence in the card of the base model; None: the card names no licence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class MakeJob(NodeRequest[ExportedFiles]):
     python: str
     """Interpreter of the training environment."""
     packages: str | None = None
-    """Folder with packages beside that environment; None: the environment has them all."""
+    """Folder with additional packages; None: the training environment suffices."""
     model: str
     """Folder of the merged model."""
     method: Method
@@ -67,11 +67,11 @@ class MakeJob(NodeRequest[ExportedFiles]):
     train: TextSource
     evaluation: TextSource | None = None
     calibration: TextSource | None = None
-    """Texts that AWQ and GPTQ are fitted to; None: rows of the training data."""
+    """Texts for the calibration of AWQ and GPTQ; None: rows of the training data."""
     types: tuple[str, ...] = ()
-    """Types of the format; several where one job makes them together."""
+    """Types of the format; several if one job makes them together."""
     engine: Engine = "gptqmodel"
-    """Package that makes AWQ; the other formats have one each."""
+    """Package that makes AWQ; other formats have one package each."""
     device: str = "cpu"
     """Device in the node's own order, such as `cpu` or `cuda:0`."""
     device_id: str = "cpu"
@@ -102,7 +102,7 @@ class MakeJob(NodeRequest[ExportedFiles]):
             raise ValueError(f"engine is {self.engine}; it must be {' or '.join(ENGINES)}")
         if self.engine not in row.engines:
             raise ValueError(f"engine is {self.engine}, which does not make {self.method}")
-        # Only GGUF shares work between types: the smaller ones are made of one F16 file.
+        # Only GGUF shares work between types: the smaller ones are made from one F16 file.
         if len(self.types) > 1 and not row.joins_types:
             raise ValueError(f"types has {len(self.types)}; an artifact in {self.method} has one")
 

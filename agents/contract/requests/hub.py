@@ -1,4 +1,4 @@
-"""Requests about a node's cache of the Hugging Face hub, and its token."""
+"""Requests about a node's Hugging Face cache and token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agents.contract.requests import HASH_S, NodeRequest
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundSnapshot:
     snapshot: HubSnapshot | None
-    """None: the cache does not have the whole of it, or not in a form that can be copied."""
+    """Snapshot; None: the cache lacks a part of it, or has it in a form that cannot be copied."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class FindSnapshot(NodeRequest[FoundSnapshot]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchSnapshot(NodeRequest[FoundSnapshot]):
-    """Download a model into the cache, with `progress` events; a large one takes hours."""
+    """Download a model into the cache, with `progress` events; a large model takes hours."""
 
     kind = "hub.fetch"
     limit_s = None
@@ -43,7 +43,7 @@ class FetchSnapshot(NodeRequest[FoundSnapshot]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotPlace:
-    """A snapshot in the cache of a node, and a folder of the same files below its agent's home."""
+    """A snapshot in a node's cache, and a folder with the same files below its agent's home."""
 
     model: str
     """Hub id."""
@@ -57,7 +57,7 @@ class SnapshotPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfferSnapshot(NodeRequest[None]):
-    """Make the folder of what the cache has, for other nodes."""
+    """Export a cached snapshot as a folder that other nodes can copy."""
 
     kind = "hub.offer"
     flat = "place"
@@ -67,7 +67,7 @@ class OfferSnapshot(NodeRequest[None]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShowSnapshot(NodeRequest[None]):
-    """Make the cache have what is in the folder."""
+    """Import a folder as a snapshot into the cache."""
 
     kind = "hub.show"
     flat = "place"
@@ -76,7 +76,7 @@ class ShowSnapshot(NodeRequest[None]):
 
 
 NodeTokenPlace = Literal["none", "same", "other"]
-"""Whether a node has a hub token: none, the one asked about, or another one."""
+"""State of a node's hub token: none, the one in question, or another one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +91,6 @@ class TokenWish(NodeRequest[FoundToken]):
     kind = "hub.token"
     deed: Literal["find", "keep", "forget"]
     token: str = field(default="", repr=False)
-    """Token to keep; empty otherwise."""
+    """Token to keep; else empty."""
     digest: str = ""
     """SHA-256 of the token to find or forget, in hex."""

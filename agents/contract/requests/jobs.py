@@ -1,4 +1,4 @@
-"""Requests for long work in the training environment: a preview of data, a measurement of a GPU."""
+"""Requests for jobs in the training environment: a preview of data, a measurement of a GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from agents.contract.requests import NodeRequest
 from agents.contract.spec import RunSpec
 
 CALIBRATION_MARGIN_S = 120.0
-"""Time to start torch and compile kernels, on top of a measurement, in seconds."""
+"""Time to start torch and compile kernels, in addition to a measurement, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreviewJob(NodeRequest[DataPreview]):
-    """Preview data as a run would read it; needs the model's tokenizer, and no GPU."""
+    """Preview data as a run would read it; needs the model's tokenizer but no GPU."""
 
     kind = "data.preview"
     limit_s = None
@@ -24,24 +24,25 @@ class PreviewJob(NodeRequest[DataPreview]):
     python: str
     spec: RunSpec
     model_path: str
-    """Folder on this node (its tokenizer is enough), or the hub id."""
+    """Folder on this node, of which the tokenizer is enough, or the hub id."""
     train_path: str
     held_out_from: str | None = None
-    """The run's training data, where `train_path` is what it is evaluated with."""
+    """Training data of the run, if `train_path` is its evaluation data."""
     whole: bool = True
-    """Whether to tokenize all rows and keep the tokens for the run; False: only the first rows."""
+    """True to tokenize all rows and keep the tokens for the run; False to read only the first
+    rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationJob(NodeRequest[Calibration]):
-    """Measure one GPU's real speed: takes about 20 seconds, with no other work on the GPU."""
+    """Measure the real speed of one GPU, which must be otherwise idle, for about 20 seconds."""
 
     kind = "gpu.calibrate"
     python: str
     device: str
     """Device in the node's own order, such as `cuda:0`."""
     device_id: str
-    """GPU uuid, which is leased meanwhile."""
+    """GPU uuid, which is leased during the job."""
     seconds: float = 20.0
     """Maximum duration of all measurements, without the start of torch, in seconds."""
 

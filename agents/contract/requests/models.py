@@ -1,4 +1,4 @@
-"""Requests about models that lie on a node."""
+"""Requests about models on a node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agents.contract.spec import RunSpec
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundConfig:
     config: dict[str, Any] | None
-    """None: the model is not there."""
+    """Contents of config.json; None: the model is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +28,12 @@ class ReadConfig(NodeRequest[FoundConfig]):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRefusals:
     refusals: tuple[ModelRefusal, ...]
-    """Empty: the model can be trained, or is not there."""
+    """Reasons; empty: the model can be trained, or is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InspectModel(NodeRequest[ModelRefusals]):
-    """Find out why the node's copy of a model cannot be trained by a run."""
+    """Find out why a run cannot train the node's copy of a model."""
 
     kind = "model.inspect"
     model: str

@@ -1,4 +1,6 @@
-"""Requests that probe the network: a free port, the link to a node, an all-reduce over all."""
+"""Requests that probe the network: a free port, the link to a node, an all-reduce over all
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from agents.contract.node import AllReduceResult, LinkProbe
 from agents.contract.requests import NodeRequest
 
 TORCH_START_S = 90.0
-"""Time to import torch on a busy node, on top of a probe's own deadline, in seconds."""
+"""Time to import torch on a busy node, in addition to a probe's own deadline, in seconds."""
 MAX_PROBE_BYTES = 1 << 30
-"""Number of bytes that a probe may send over a link."""
+"""Maximum number of bytes that a probe may send over a link."""
 MIN_SEGMENT_BYTES = 88
-"""Smallest payload of a packet that Linux lets a program ask for."""
+"""Minimum payload of a packet that Linux lets a program request, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +25,7 @@ class ChosenPort:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChoosePort(NodeRequest[ChosenPort]):
-    """Choose a free port of one of the node's addresses."""
+    """Choose a free port at one of the node's addresses."""
 
     kind = "port.choose"
     address: str
@@ -35,12 +37,12 @@ class ProbeDoor:
 
     port: int
     greeting: str
-    """What the other node has to send first, in hex; known only to whom the master gives it."""
+    """First message of the other node, in hex; a secret that the master gives only to that node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListenForProbe(NodeRequest[ProbeDoor]):
-    """Wait for one probe on a port of the node's choice, after the answer."""
+    """Wait for one probe, after the answer, on a port that the node chooses."""
 
     kind = "probe.listen"
     address: str
@@ -60,7 +62,7 @@ class ProbeLink(NodeRequest[LinkProbe]):
     greeting: str
     num_bytes: int = 0
     segment_bytes: int | None = None
-    """Limit of the payload of its packets, in bytes; None: that of the system."""
+    """Maximum payload of its packets, in bytes; None: that of the system."""
 
     def check_foreign(self) -> None:
         check_number("port", self.port, 1, 65535)
@@ -72,7 +74,7 @@ class ProbeLink(NodeRequest[LinkProbe]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllReduceProbe(NodeRequest[AllReduceResult]):
-    """Take part in one all-reduce, in the training environment's own process."""
+    """Take part in one all-reduce, in a process of the training environment."""
 
     kind = "probe.allreduce"
     python: str
@@ -81,13 +83,13 @@ class AllReduceProbe(NodeRequest[AllReduceResult]):
     master_address: str
     master_port: int
     interface: str | None = None
-    """Network interface of this node to listen on; None: the one on the way to rank 0."""
+    """Network interface of this node to listen on; None: the one on the route to rank 0."""
     credential: str = field(default="", repr=False)
-    """Private key and certificate of this check, in PEM, as an attempt has."""
+    """Private key and certificate of this check, in PEM, as in an attempt."""
     num_values: int = 262144
     """Number of fp32 values that are summed over all ranks."""
     with_nccl: bool = False
-    """Whether the first GPUs of all ranks sum them with NCCL, too."""
+    """True if the first GPUs of all ranks also sum them with NCCL."""
     timeout_s: float = 60.0
 
     def check_foreign(self) -> None:

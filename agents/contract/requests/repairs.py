@@ -1,6 +1,6 @@
-"""Requests about repairs: what one would change, and what earlier ones changed.
+"""Requests about repairs: previews, and the changes of earlier ones.
 
-Applying and undoing is a command of its own (`agents/node/repair_command.py`).
+Applying and undoing are a separate command (`agents/node/repair_command.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agents.contract.requests import LOOK_S, NodeRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreviewRepair(NodeRequest[RepairPreview]):
-    """Show what steps would change on the node now, with the texts of files."""
+    """Preview the changes that steps would make on the node now, with the texts of files."""
 
     kind = "repair.preview"
     limit_s = LOOK_S
@@ -23,7 +23,7 @@ class PreviewRepair(NodeRequest[RepairPreview]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListChanges(NodeRequest[ChangeList]):
-    """List what repairs have changed on the node, with the texts of files."""
+    """List the changes that repairs have made on the node, with the texts of files."""
 
     kind = "change.list"
     limit_s = LOOK_S

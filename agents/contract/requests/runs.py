@@ -1,4 +1,4 @@
-"""Requests about what runs leave on a node: checkpoints, fences, bundles and artifacts."""
+"""Requests about the files of runs on a node: checkpoints, fences, bundles and artifacts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ListCheckpoints(NodeRequest[Checkpoints]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyCheckpoint(NodeRequest[CheckpointInfo]):
-    """Hash the files of a checkpoint and compare; the answer has `verified` filled in."""
+    """Compare the files of a checkpoint with their hashes; the answer has `verified` filled in."""
 
     kind = "checkpoint.verify"
     limit_s = HASH_S
@@ -76,7 +76,7 @@ class ClaimAttempt(NodeRequest[Claim]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteRun(NodeRequest[Freed]):
-    """Delete all files of a finished run, and end what is left of its processes."""
+    """Delete all files of a finished run, and end its remaining processes."""
 
     kind = "run.delete"
     limit_s = DELETE_S
@@ -85,7 +85,7 @@ class DeleteRun(NodeRequest[Freed]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareBundle(NodeRequest[BundleStatus]):
-    """Find the files of a bundle that the node lacks; it hashes those that it has."""
+    """Find the files of a bundle that the node lacks, by hashing its present files."""
 
     kind = "bundle.status"
     limit_s = HASH_S
@@ -96,7 +96,7 @@ class CompareBundle(NodeRequest[BundleStatus]):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HashedFiles:
     files: tuple[FileEntry, ...]
-    """Empty: the folder is gone."""
+    """Files; empty: the folder is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +110,7 @@ class HashArtifact(NodeRequest[HashedFiles]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteArtifact(NodeRequest[Freed]):
-    """Delete an artifact's copy or an export; one that is gone frees 0 bytes."""
+    """Delete an artifact's copy or an export; a missing one frees 0 bytes."""
 
     kind = "artifact.delete"
     limit_s = DELETE_S

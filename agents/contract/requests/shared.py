@@ -1,4 +1,4 @@
-"""Request for the places where a node can use files of the master without a copy."""
+"""Request for the places at which a node can use files of the master without a copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PlaceAnswers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceQueries(NodeRequest[PlaceAnswers]):
-    """Find files of the master on shares; their content is compared, with `progress` events."""
+    """Find files of the master on shares, comparing their content, with `progress` events."""
 
     kind = "files.places"
     limit_s = None

@@ -1,4 +1,4 @@
-"""Requests about the disk of a node: what lies below the agent's home, and deleting some of it."""
+"""Requests about the disk of a node: the contents of the agent's home, and deleting some of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from agents.contract.requests import DELETE_S, LOOK_S, NodeRequest
 StorageKind = Literal[
     "model", "data", "artifact", "checkpoint", "run", "cache", "store", "partial", "other", KeptKind
 ]
-"""`run`: logs and journals; `cache`: tokens, compiled kernels and streamed layers; `store`: files
-without another name; `partial`: what has not arrived whole; `other`: the agent itself."""
+"""Kind of stored item. `run`: logs and journals; `cache`: tokens, compiled kernels and streamed
+layers; `store`: files without another name; `partial`: incomplete transfers; `other`: the agent
+itself."""
 MAX_ITEMS = 2000
 """Maximum number of items of a report, so that it fits into one message."""
 _MAX_BYTES = 2**60
@@ -21,17 +22,17 @@ _MAX_BYTES = 2**60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageItem:
-    """Something that can only be deleted as a whole."""
+    """Item that can only be deleted as a whole."""
 
     kind: StorageKind
     name: str
-    """Path below the agent's home; of what building environments has left, its name there."""
+    """Path below the agent's home; for items of environments, their name."""
     size_bytes: int
-    """Space on the disk. A file with several names counts once, at the first item that has it."""
+    """Space on the disk, in bytes. A file with several names counts once, at its first item."""
     used_s: float
-    """Wall clock of the node when it was last used or changed, in seconds since 1970."""
+    """Time of the last use or change, in seconds since 1970 by the node's clock."""
     needed_by: str = ""
-    """What needs it on this node, such as `run r-1`; empty: nothing there does."""
+    """Reason to keep it on this node, such as `run r-1`; empty: it is not needed there."""
 
     def check_foreign(self) -> None:
         check_inside(self.name)
@@ -43,7 +44,7 @@ class StorageItem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageReport:
-    """The largest items of a node, and its disk."""
+    """The largest items of a node, and the size of its disk."""
 
     items: tuple[StorageItem, ...]
     size_bytes: int
@@ -59,7 +60,7 @@ class StorageReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListStorage(NodeRequest[StorageReport]):
-    """List what lies below the agent's home, the largest first."""
+    """List the contents of the agent's home, largest first."""
 
     kind = "storage.list"
     limit_s = LOOK_S
@@ -72,7 +73,7 @@ class Freed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteStorage(NodeRequest[Freed]):
-    """Delete some of that by name."""
+    """Delete some of those items by name."""
 
     kind = "storage.delete"
     limit_s = DELETE_S

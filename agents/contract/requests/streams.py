@@ -18,7 +18,7 @@ class StreamSizes:
     def check_foreign(self) -> None:
         for name in self.streams:
             if not is_stream(name):
-                raise ValueError(f"{name[:80]!a} is no stream of a run")
+                raise ValueError(f"{name[:80]!a} is not a stream of a run")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,14 +47,14 @@ class ReadStream(NodeRequest[StreamChunk]):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Following:
     follow: int
-    """Number by which the follow is ended."""
+    """Number that ends the follow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowStreams(NodeRequest[Following]):
-    """Send what is appended to the streams: events `stream.data`, each with a StreamChunk.
+    """Send data appended to the streams: events `stream.data`, each with a StreamChunk.
 
-    One `stream.end` follows the last, with `follow`, `state` and `error: RemoteError | None`.
+    One `stream.end` comes last, with `follow`, `state` and `error: RemoteError | None`.
     """
 
     kind = "stream.follow"
@@ -62,15 +62,15 @@ class FollowStreams(NodeRequest[Following]):
     run_id: str
     attempt: int
     offsets: dict[str, int] = field(default_factory=dict)
-    """Offset of each stream to begin at, by its name; others begin at 0."""
+    """Offset at which each stream begins, by its name; others begin at 0."""
 
     def check_answer(self, answer: Following) -> None:
-        pass  # only the chunks repeat what was asked
+        pass  # only the chunks repeat the arguments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnfollowStreams(NodeRequest[None]):
-    """End a follow; after the answer only its `stream.end` comes."""
+    """End a follow; after the answer, only its `stream.end` comes."""
 
     kind = "stream.unfollow"
     follow: int

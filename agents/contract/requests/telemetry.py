@@ -13,4 +13,4 @@ class FollowSamples(NodeRequest[None]):
 
     kind = "telemetry.follow"
     after_s: float | None = None
-    """Time of the newest sample that the master has, by the node's clock; None: from now on."""
+    """Time of the master's newest sample, by the node's clock; None: new samples only."""

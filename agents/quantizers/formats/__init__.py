@@ -1,1 +1,1 @@
-"""One module per way to write a quantized model."""
+"""One module per method of writing a quantized model."""

@@ -1,7 +1,7 @@
-"""Find models of which gptqmodel divides layers, before it works on them for an hour.
+"""Refuse models whose layers gptqmodel divides, before an hour of work on them.
 
-It makes two layers of `gate_up_proj` of Phi-3 and writes them as such: its AWQ dies of it, and no
-other program finds the weights of its GPTQ.
+It makes two layers of `gate_up_proj` of Phi-3 and writes them as such: its AWQ crashes on it, and
+no other program finds the weights of its GPTQ.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ _LAYERS = ".layers."
 def refuse_divided(folder: Path, loaded: Any) -> None:
     """Refuse a model that gptqmodel has divided.
 
-    What Transformers itself calls otherwise than the file does, as the experts of Mixtral, says
-    nothing.
+    Modules that Transformers itself names differently from the file, such as Mixtral's experts, are
+    ignored.
 
     Args:
-        folder: of the model.
-        loaded: by gptqmodel.
+        folder: folder of the model.
+        loaded: the model as loaded by gptqmodel.
 
     Raises:
-        ExpectedError: it has.
+        ExpectedError: gptqmodel has divided it.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    # Without memory: only the names of modules are compared.
     with torch.device("meta"):
         plain = find_causal_class().from_config(config, trust_remote_code=False)
     places = {_place_in_layer(name) for name, _ in plain.named_modules()}
@@ -47,7 +48,7 @@ def refuse_divided(folder: Path, loaded: Any) -> None:
 
 
 def _read_places(path: Path) -> set[str]:
-    """Return what has weights of its own in a layer of a file."""
+    """Return the modules with weights in the layers of a file."""
     with safe_open(path, framework="pt") as file:
         return {
             _place_in_layer(name.removesuffix(".weight"))
@@ -57,7 +58,7 @@ def _read_places(path: Path) -> set[str]:
 
 
 def _place_in_layer(name: str) -> str:
-    """Return the part of a name behind the layer's number.
+    """Return the part of a name after the layer's number.
 
     >>> _place_in_layer("model.layers.12.mlp.gate_up_proj")
     'mlp.gate_up_proj'

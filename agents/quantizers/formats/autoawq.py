@@ -23,7 +23,7 @@ from agents.errors import ExpectedError
 from agents.quantizers.formats.patching import replaced
 
 Tell = Callable[[int, int], None]
-"""Function that takes the number of finished layers and of all layers."""
+"""Function of the number of finished layers and of all layers."""
 
 
 def quantize(
@@ -48,7 +48,7 @@ def quantize(
         ExpectedError: AutoAWQ does not know this kind of model, or damaged its weights.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # it says that it is archived
+        warnings.simplefilter("ignore", DeprecationWarning)  # its notice that it is archived
         from awq import AutoAWQForCausalLM
         from awq.quantize import quantizer
     try:
@@ -74,7 +74,7 @@ def quantize(
 
 @contextmanager
 def _mended(quantizer: Any, tell: Tell) -> Iterator[None]:
-    """Make AutoAWQ keep copies of weights, use one GPU and report its layers."""
+    """Make AutoAWQ copy weights, use one GPU and report its layers."""
     search = quantizer.AwqQuantizer._compute_best_scale
 
     def search_on_copies(self: Any, x: Tensor, w_mean: Tensor, x_mean: Tensor, *rest: Any) -> Any:
@@ -85,7 +85,7 @@ def _mended(quantizer: Any, tell: Tell) -> Iterator[None]:
     def count(places: range, desc: str) -> Iterator[int]:
         for done, place in enumerate(places, 1):
             yield place
-            # The progress bar of the layers; other bars count other things.
+            # This progress bar counts layers; others do not.
             if desc == "AWQ":
                 tell(done, len(places))
 
@@ -99,16 +99,16 @@ def _mended(quantizer: Any, tell: Tell) -> Iterator[None]:
 
 @contextmanager
 def _copied_state(inspected: nn.Module) -> Iterator[None]:
-    """Let `inspected.state_dict()` return copies, and compare the weights with them at the end.
+    """Make `inspected.state_dict()` return copies, and compare the weights with them at the end.
 
     Raises:
-        ExpectedError: they are not what they were.
+        ExpectedError: the weights have changed.
     """
     plain = inspected.state_dict
     before = {name: value.detach().clone() for name, value in plain().items()}
     with replaced(inspected, "state_dict", lambda: dict(before)):
         yield
-    del inspected.state_dict  # the class has it
+    del inspected.state_dict  # reveals the method of the class again
     changed = [name for name, value in plain().items() if not torch.equal(value, before[name])]
     if changed:
         raise ExpectedError(

@@ -1,26 +1,26 @@
-"""Patch the AWQ of gptqmodel 7.6: its search for scales and clippings, packing and positions.
+"""Patches for the AWQ of gptqmodel 7.6: its search for scales and clippings, packing and positions.
 
 AWQ tries twenty scales for each set of layers and compares the set's outputs for all calibration
 texts. gptqmodel keeps inputs, wanted outputs and weights in host memory and copies all of them to
 the GPU for every try: 54 GB for a layer of a 7B model and 28,000 tokens. Here they stay on the GPU
-where there is room; the sums are the same.
+if they fit; the sums are the same.
 
-AWQ clips each group of weights where that brings its products with the inputs of 512 tokens closer
-to the original ones. gptqmodel, like AutoAWQ before it, stores every single product of a weight
-with an input, 512 times the weights, ten times over: memory traffic decides the duration, and a
-wide layer of a 7B model needs 3 GB. The same sums are products of matrices.
+AWQ clips each group of weights if that brings its products with the inputs of 512 tokens closer to
+the original ones. gptqmodel, like AutoAWQ before it, stores every single product of a weight with
+an input, 512 times the weights, ten times over: memory traffic decides the duration, and a wide
+layer of a 7B model needs 3 GB. Here the same sums are computed as matrix products.
 
 The result's scales are float16, as in the classic layout; gptqmodel writes them in the model's own
 type, and then refuses the layers that an earlier job has kept. It packs a whole layer at once, on
-the processor, column by column and in 64-bit words: 1.1 GB for the widest layer of a 7B model, and
-several are packed side by side. Packing one group of inputs after the other gives the same words
+the CPU, column by column and in 64-bit words: 1.1 GB for the widest layer of a 7B model, and
+several layers are packed in parallel. Packing one group of inputs at a time gives the same words
 with 0.03 GB, and runs on the job's GPU if it has one.
 
 Texts come in blocks of one length (`texts.split_blocks`). gptqmodel keeps one row of positions per
-batch and joins those rows, so that there is one per batch instead of one per block; where a layer's
-attention takes positions (StableLM, Ministral 3), its search fails. Without any, it uses the
-positions of one batch for all. Models with different rotary embeddings for different kinds of
-layers (Gemma 3) also need the kind of the layer, which gptqmodel does not pass.
+batch and joins those rows, so that there is one per batch instead of one per block; if a layer's
+attention takes positions (StableLM, Ministral 3), its search fails. Without positions, it uses
+those of one batch for all. Models with different rotary embeddings for different kinds of layers
+(Gemma 3) also need the kind of the layer, which gptqmodel does not pass.
 
 Shape letters: O outputs, I inputs, T tokens, G groups, K weights of a group.
 """
@@ -39,10 +39,10 @@ from torch import Tensor
 from agents.quantizers.formats.patching import replaced
 from agents.quantizers.job.heap import return_free_memory
 
-# The grid and the token count of gptqmodel, whose results these have to equal.
+# The grid and token count of gptqmodel, so that results are equal to its own.
 _NUM_STEPS, _MOST_CLIPPED = 20, 0.5
 _MOST_TOKENS = 512
-# Bounds the memory of the products of a block, (G, T, O), whatever the width of the layer.
+# Bounds the memory of the products of a block, (G, T, O), for any width of the layer.
 _ROWS_AT_ONCE = 256
 Round = Callable[[Tensor, Tensor], Any]
 """Function that rounds the first tensor, (O, G, K), as it will be stored, into the second."""
@@ -52,7 +52,7 @@ Pack = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 @contextmanager
 def mended_awq(device: str) -> Iterator[None]:
-    """Replace the parts of gptqmodel's AWQ that the module's docstring lists, while in the block.
+    """Patch gptqmodel's AWQ inside the block, as described in the module's docstring.
 
     Args:
         device: device of the job, where weights are packed.
@@ -70,9 +70,9 @@ def mended_awq(device: str) -> Iterator[None]:
             try:
                 return find_scales(self, x, *given, **more)
             except torch.OutOfMemoryError:
-                # The search of gptqmodel, below, is slower but keeps its data in host memory.
+                # gptqmodel's own search, below, is slower but keeps its data in host memory.
                 torch.cuda.empty_cache()
-        return_free_memory()  # of the tries before, in pieces that a wider layer does not fill
+        return_free_memory()  # pieces of earlier tries are too small for a wider layer
         found: tuple[Tensor, float] = search(self, x, *given, **more)
         return found
 
@@ -81,18 +81,18 @@ def mended_awq(device: str) -> Iterator[None]:
         return find_clips(w, input_feat, group, self._pseudo_quantize_tensor_into)
 
     def pack_all(self: Any, linear: Any, scales: Tensor, zeros: Tensor, **rest: Any) -> None:
-        del rest  # an order of the inputs, which AWQ has not
+        del rest  # an order of the inputs, which AWQ does not use
         pack_by_groups(pack_awq, self, linear, scales.half(), zeros, device)
 
     def join_other(self: Any, batch_indices: list[int | None]) -> dict[str, Any]:
         found: dict[str, Any] = join(self, batch_indices)
-        # One row per batch, where attention expects one per block: no positions are better.
+        # One row per batch instead of one per block is wrong; without any, defaults are used.
         found.pop("position_ids", None)
         return found
 
     def run_kind(self: Any, x: Tensor, module: Any, *rest: Any) -> Iterator[Tensor]:
         rotary_on = partial(_find_rotary, self._get_rotary_for_device, module)
-        # gptqmodel asks the processor, which does not know the layer, so bind it for this call.
+        # gptqmodel asks the processor, which does not know the layer, so bind the layer here.
         with replaced(self, "_get_rotary_for_device", rotary_on):
             yield from run(self, x, module, *rest)
 
@@ -109,7 +109,7 @@ def mended_awq(device: str) -> Iterator[None]:
 def pack_by_groups(
     pack: Pack, layer: Any, linear: Any, scales_OG: Tensor, zeros_OG: Tensor, device: str
 ) -> None:
-    """Give `layer` the buffers of `AwqTorchLinear.pack`, one group of inputs at a time.
+    """Set the buffers of `AwqTorchLinear.pack` in `layer`, one group of inputs at a time.
 
     Args:
         pack: `pack_awq` of gptqmodel.
@@ -126,7 +126,7 @@ def pack_by_groups(
         linear.weight.data.split(layer.group_size, dim=1), scales_GO, zeros_GO, strict=True
     ):
         scale_O, zero_O = (value.to(device) for value in rounding)
-        # In the order of gptqmodel: other orders round some weights to another code.
+        # The order of gptqmodel, since other orders round some weights to another code.
         steps_KO = (weight_OK.to(device).t() + zero_O * scale_O) / scale_O
         codes_KO = torch.round(steps_KO).to(torch.int32).contiguous()
         packed, packed_zeros = pack(codes_KO, zero_O[None].to(torch.int32), layer.bits)
@@ -144,7 +144,7 @@ def pack_by_groups(
 
 
 def _find_rotary(rotary_on: Callable[[Any], Any], attention: Any, device: Any) -> Any:
-    """Return a layer's rotary embedding, bound to the layer's kind if it takes one (Gemma 3)."""
+    """Return a layer's rotary embedding, bound to the layer's kind if it needs one (Gemma 3)."""
     rotary = rotary_on(device)
     if rotary is None or "layer_type" not in inspect.signature(rotary.forward).parameters:
         return rotary
@@ -162,7 +162,7 @@ def find_scales(
     wanted: Tensor | Sequence[Tensor],
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, float]:
-    """Return the best scale of each input (I,) and its mean squared error; weights do not change.
+    """Return the best scale of each input (I,) and its mean squared error; weights are unchanged.
 
     Args:
         processor: AWQ processor of gptqmodel.
@@ -175,7 +175,7 @@ def find_scales(
         kwargs: other arguments of `module`.
 
     Raises:
-        torch.OutOfMemoryError: the device of the module has no room for all of it.
+        torch.OutOfMemoryError: the device of the module lacks memory for it.
 
     Lin et al. 2023, arXiv:2306.00978; `_compute_best_scale` of gptqmodel 7.6, to the bit.
     """
@@ -184,7 +184,7 @@ def find_scales(
     hint = getattr(processor._scale_context, "prev_scale", None)
     if hint is not None:
         w_mean = w_mean * float(hint)
-    # Every try rounds the weights in place, so the next one has to start from a copy.
+    # Every try rounds the weights in place, so the next one starts from a copy.
     kept = [linear.weight.clone() for linear in linears]
     best, least = None, float("inf")
     try:
@@ -208,7 +208,7 @@ def find_scales(
         for linear, weight in zip(linears, kept, strict=True):
             linear.weight.copy_(weight)
         raise
-    # NaN compares as false with everything, so that no step was ever better.
+    # NaN is never smaller, so no step was better.
     if best is None:
         raise ValueError("the outputs of a layer are not finite")
     return best.cpu(), least
@@ -219,7 +219,7 @@ def _scale(x_mean_I: Tensor, w_mean_I: Tensor | None, ratio: float) -> Tensor:
     if w_mean_I is not None:
         scale_I = scale_I / (w_mean_I.pow(1 - ratio) + 1e-4)
     scale_I = scale_I.clamp(min=1e-4)
-    # Only the ratios of scales matter: centre them, so that weights keep their magnitude.
+    # Only ratios of scales matter; centering keeps the magnitude of weights.
     scale_I = scale_I / (scale_I.max() * scale_I.min()).sqrt()
     return scale_I.where(scale_I.isfinite(), 1.0)
 
@@ -234,7 +234,7 @@ def _find_error(
         processor._iter_module_forward_outputs(x, module, kwargs),
         strict=False,
     ):
-        # float16 outputs may overflow; infinity would hide the error of everything else.
+        # float16 outputs may overflow, and infinity would hide all other errors.
         bounds = torch.finfo(found.dtype)
         missed = (should.to(found.dtype) - found.clip(bounds.min, bounds.max)).float()
         total += missed.pow(2).sum()
@@ -247,7 +247,7 @@ def find_clips(weight_OI: Tensor, inputs: Tensor, group: int, round_into: Round)
 
     Args:
         weight_OI: weights of a linear layer.
-        inputs: inputs of any tokens, (..., I); of more than 512 about that many are used, evenly.
+        inputs: inputs of any tokens, (..., I); about 512 of them are used, evenly spaced.
         group: number of weights that share a scale; divides I.
         round_into: rounding of gptqmodel.
 
@@ -263,7 +263,7 @@ def find_clips(weight_OI: Tensor, inputs: Tensor, group: int, round_into: Round)
 
 def _find_in(rows_OGK: Tensor, inputs_GTK: Tensor, round_into: Round) -> Tensor:
     most_OG1 = rows_OGK.abs().amax(-1, keepdim=True)
-    # Groups are independent: each bound only changes the products of its own group.
+    # Groups are independent, since a bound changes only the products of its group.
     wanted_GTO = _multiply(inputs_GTK, rows_OGK)
     rounded_OGK = torch.empty_like(rows_OGK)
     best_OG1, least_OG1 = most_OG1, torch.full_like(most_OG1, float("inf"), dtype=torch.float32)

@@ -1,8 +1,8 @@
 """AWQ and GPTQ, mostly by gptqmodel: 4 or 8 bits whose rounding is fitted to texts.
 
 AWQ (Lin et al. 2023, arXiv:2306.00978) is written in its classic layout, groups of 128 with a zero
-point, which vLLM, TGI and Transformers load: gptqmodel writes that one with `sym=False`. GPTQ
-(Frantar et al. 2022, arXiv:2210.17323) is symmetric.
+point, which vLLM, TGI and Transformers load; gptqmodel writes it with `sym=False`. GPTQ (Frantar et
+al. 2022, arXiv:2210.17323) is symmetric.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agents.contract import formats
 from agents.contract.formats import Method
 from agents.errors import ExpectedError
 from agents.quantizers.formats import autoawq
-from agents.quantizers.formats.by_gptqmodel import SCRATCH, Gptqmodel, LayerFiles
+from agents.quantizers.formats.by_gptqmodel import SCRATCH, Gptqmodel, QuantizedLayers
 from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.job.texts import split_blocks
 
@@ -28,15 +28,15 @@ def write(request: WriteRequest) -> dict[str, Path]:
     """Write the quantized model.
 
     Raises:
-        ExpectedError: the layers' sizes cannot be divided into groups, or the engine cannot do it.
+        ExpectedError: the layers' sizes cannot be divided into groups, or the engine fails.
     """
     request.begin()
     job, tokenizer = request.job, request.tokenizer
     group = choose_group(request.model, job.method)
     num_layers = _read_config(request.model)["num_hidden_layers"]
-    # Engines write beside the working folder, which changes below.
+    # Absolute, since the working folder changes below.
     model, folder = request.model.absolute(), request.folder.absolute()
-    layers = LayerFiles(request.progress, num_layers)
+    layers = QuantizedLayers(request.progress, num_layers)
     rows = split_blocks(request.calibration) if job.method == "awq" else request.calibration
     with _working_in(folder / SCRATCH):
         if job.engine == "autoawq":
@@ -57,10 +57,10 @@ def _read_config(model: Path) -> dict[str, Any]:
 
 @contextmanager
 def _working_in(folder: Path) -> Iterator[None]:
-    """Let what an engine leaves in the working folder lie in a new one, which goes at the end."""
+    """Keep files that an engine leaves in the working folder in a new one, deleted at the end."""
     folder.mkdir()
     before = Path.cwd()
-    # Process-wide, which is safe here: one job is one process.
+    # This affects the whole process, which is safe since each job has its own.
     os.chdir(folder)
     try:
         yield
@@ -73,7 +73,7 @@ def choose_group(model: Path, method: Method) -> int:
     """Return the largest group that divides the inputs of all linear layers.
 
     Raises:
-        ExpectedError: none does, or AWQ cannot divide the outputs.
+        ExpectedError: no group does, or AWQ cannot divide the outputs.
     """
     try:
         return formats.choose_group(_read_config(model), method)

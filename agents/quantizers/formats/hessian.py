@@ -1,10 +1,10 @@
-"""GPTQ's Hessian of a linear layer, in the memory of one matrix whatever is done to it.
+"""GPTQ's Hessian of a linear layer, computed and factored within the memory of one matrix.
 
 The Hessian is the sum of products of a layer's inputs with each other: 3.3 GB for the widest layer
-of a 70B, 28,672 inputs. GPTQ needs U, upper triangular, with U'U = H^-1 (Frantar et al. 2022,
-arXiv:2210.17323, section 3.3). The usual way, to factor H, invert it and factor the inverse, has
+of a 70B model, 28,672 inputs. GPTQ needs U, upper triangular, with U'U = H^-1 (Frantar et al. 2022,
+arXiv:2210.17323, section 3.3). The usual way, to factor H, invert it and factor the inverse, needs
 three such matrices at once. Here H = RR' with R upper triangular, which is Cholesky's method begun
-at the last column, and U = R^-1: the same U, by a third of the products and in place. Only the
+at the last column, and U = R^-1: the same U, with a third of the products and in place. Only the
 upper triangle is written to; the lower one keeps H for another try with more damping.
 
 Shape letters: I inputs, T tokens, B inputs of a block, N inputs before that block.
@@ -15,11 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Bounds what is copied at a time, of a wide matrix 28,672 x 1,024 values of 4 bytes: 117 MB.
+# Bounds temporary copies: of a wide matrix 28,672 x 1,024 values of 4 bytes, 117 MB.
 _BLOCK = 1024
-# Tokens that are widened to float32 at a time.
+# Number of tokens that are widened to float32 at a time.
 _TOKENS_AT_ONCE = 2048
-# Where no damping helps, the diagonal gets these parts of its largest value, in turn.
+# If no damping helps, these shares of the largest diagonal value are added, in turn.
 _FLOORS = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 
@@ -31,7 +31,7 @@ def add_squares(sums_II: Tensor, inputs_TI: Tensor) -> None:
 
 
 def reorder(matrix_II: Tensor, order_I: Tensor) -> None:
-    """Put rows and columns of a matrix into another order, in place."""
+    """Reorder rows and columns of a matrix, in place."""
     for rows_BI in matrix_II.split(_BLOCK):
         rows_BI.copy_(rows_BI[:, order_I])
     for columns_IB in matrix_II.split(_BLOCK, dim=1):
@@ -39,15 +39,15 @@ def reorder(matrix_II: Tensor, order_I: Tensor) -> None:
 
 
 def factor_inverse(hessian_II: Tensor, damping: float, step: float) -> float:
-    """Put U with U'U = H^-1 into the upper triangle of H; return the damping that it took.
+    """Put U with U'U = H^-1 into the upper triangle of H; return the damping that was needed.
 
     Args:
-        hessian_II: H, symmetric, in float32; its strict lower triangle stays as it is.
+        hessian_II: H, symmetric, in float32; its strict lower triangle is unchanged.
         damping: share of the mean of the diagonal that is added to the diagonal, below 1.
-        step: added to the damping as long as H is not positive definite; 0: no other is tried.
+        step: increment of the damping until H is positive definite; 0: no other is tried.
 
     Raises:
-        ValueError: no damping makes H positive definite, as where inputs are not finite.
+        ValueError: no damping makes H positive definite, for example if inputs are not finite.
     """
     diagonal_I = hessian_II.diagonal().clone()
     for floor in _FLOORS:
@@ -75,7 +75,7 @@ def _factor(matrix_II: Tensor) -> bool:
     for begin in reversed(_begins(len(matrix_II))):
         end = min(begin + _BLOCK, len(matrix_II))
         block_BB = matrix_II[begin:end, begin:end]
-        # Cholesky's method reads the lower triangle, which is the upper one from behind.
+        # Cholesky's method reads the lower triangle, which is the flipped upper one.
         lower_BB, info = torch.linalg.cholesky_ex(block_BB.flip(0, 1))
         if int(info):
             return False
@@ -88,6 +88,7 @@ def _factor(matrix_II: Tensor) -> bool:
         for first in _begins(begin):
             last = min(first + _BLOCK, begin)
             rest = matrix_II[first:last, first:begin]
+            # `addmm_` writes whole blocks, so the lower triangle of the diagonal one is kept apart.
             kept = matrix_II[first:last, first:last].tril(-1)
             rest.addmm_(above_NB[first:last], above_NB[first:].t(), alpha=-1)
             matrix_II[first:last, first:last].triu_().add_(kept)
@@ -95,7 +96,7 @@ def _factor(matrix_II: Tensor) -> bool:
 
 
 def _invert(matrix_II: Tensor) -> None:
-    """Put the inverse of the upper triangle into its place."""
+    """Replace the upper triangle by its inverse."""
     for begin in _begins(len(matrix_II)):
         end = min(begin + _BLOCK, len(matrix_II))
         block_BB = matrix_II[begin:end, begin:end]

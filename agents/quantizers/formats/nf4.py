@@ -1,7 +1,7 @@
 """Quantize to bitsandbytes NF4 with double quantization, the format that QLoRA trains on.
 
 Weights are read, quantized (Dettmers et al. 2023, arXiv:2305.14314) and written one at a time, so
-that neither the model in half precision nor the result is in memory as a whole, whatever its size.
+that neither the original nor the result is in memory as a whole.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.job.heap import return_free_memory
 
-# Written after which memory is given back to the system: about four times as much was read.
+# Written bytes after which memory is returned to the system; about four times as much was read.
 _WRITTEN_BYTES = 1 << 25
 
 
@@ -35,8 +35,8 @@ def write(request: WriteRequest) -> dict[str, Path]:
         model, files = skeleton.model, ShardFiles(request.folder)
         written_bytes = 0
         for tensors in skeleton.load():
-            files.write({name: one.cpu() for name, one in skeleton.revert(tensors).items()})
-            written_bytes += sum(one.nbytes for one in tensors.values())
+            files.write({name: value.cpu() for name, value in skeleton.revert(tensors).items()})
+            written_bytes += sum(value.nbytes for value in tensors.values())
             del tensors
             if written_bytes > _WRITTEN_BYTES:
                 return_free_memory()
@@ -50,7 +50,7 @@ def write(request: WriteRequest) -> dict[str, Path]:
 
 
 def load_quantized(model: Path, device: str) -> Any:
-    """Return the model with its linear weights as NF4, on its device as a whole."""
+    """Return the model with its linear weights in NF4, as a whole on its device."""
     from agents.trainer.model.causal_class import find_causal_class
 
     return find_causal_class().from_pretrained(
@@ -70,7 +70,7 @@ def _settings(device: str) -> dict[str, Any]:
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        # float32 by default, which is slow on GPUs.
+        # The default is float32, which is slow on GPUs.
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     return {

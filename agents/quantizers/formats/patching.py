@@ -1,4 +1,4 @@
-"""Replace a name of a package for a while."""
+"""Replace a name of a package temporarily."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Let `owner.name` be `value`.
+    """Set `owner.name` to `value` inside the block.
 
     Raises:
-        AttributeError: there is no such name, as in another version.
+        AttributeError: the name does not exist, for example in another version.
     """
     before = getattr(owner, name)
     setattr(owner, name, value)

@@ -1,9 +1,9 @@
 """Unpack a quantized model of Transformers to 16 bits, matrix by matrix.
 
-A packed model has to fit a GPU or the RAM, since its layers unpack their weights themselves; plain
-weights can come from their files for each pass. What is written here are the weights that the
-packed layers multiply with, computed as those do, in the type of the model: bitsandbytes unpacks
-NF4, and PyTorch's operations AWQ and GPTQ, whose layouts need no package.
+A packed model must fit on a GPU or in RAM, since its layers unpack their weights themselves; plain
+weights can be read from their files for each pass. The written weights are those that the packed
+layers multiply with, computed in the same way, in the type of the model: bitsandbytes unpacks NF4;
+AWQ and GPTQ need only operations of PyTorch.
 
 Shape letters: O outputs, I inputs, G groups of inputs that share a scale, P words of 32 bits.
 """
@@ -24,29 +24,29 @@ from agents.quantizers.merging.shard_files import ShardFiles
 from agents.quantizers.merging.skeleton import find_files
 
 _WORD_BITS = 32
-# Places of the eight columns of a word of AWQ, in the order of the columns.
+# Position in an AWQ word of each of its eight columns.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-# Bounds the memory of the codes of a matrix, which take several times that of its weights.
+# Bounds the memory of a matrix's codes, which is several times that of its weights.
 _INPUTS_AT_ONCE = 1024
-# Written after which memory is given back to the system.
+# Written bytes after which memory is returned to the system.
 _WRITTEN_BYTES = 1 << 28
 
 Parts = Mapping[str, Tensor]
-"""Tensors of one packed matrix, by what their names have behind that of the layer."""
+"""Tensors of one packed matrix, by the part of their names after the layer's."""
 
 
 class _Layout(NamedTuple):
     words: str
-    """Name of the packed codes behind that of the layer."""
+    """Suffix of the packed codes, after the layer's name."""
     others: tuple[str, ...]
-    """Names of what they are unpacked with, unless these begin with that of the codes."""
+    """Suffixes of the tensors needed for unpacking, unless they begin with that of the codes."""
     unpack: Callable[[Parts, Mapping[str, Any], torch.dtype, str], Tensor]
-    """Returns weights (O, I) by the parts, the quantization's settings, the type in which layers
-    compute, and the device."""
+    """Function that returns weights (O, I), given the parts, the quantization's settings, the type
+    in which layers compute, and the device."""
 
 
 class PackedModel:
-    """A folder of Transformers in NF4, AWQ or GPTQ."""
+    """Folder of Transformers in NF4, AWQ or GPTQ."""
 
     def __init__(self, folder: Path) -> None:
         self._config = json.loads((folder / "config.json").read_bytes())
@@ -68,19 +68,19 @@ class PackedModel:
 
     @property
     def plain_bytes(self) -> int:
-        """Size of the weights that are not packed."""
+        """Size of the weights that are not packed, in bytes."""
         return sum(map(self._weigh, self._plain))
 
     @property
     def unpacked_bytes(self) -> int:
-        """Size of the model once it is unpacked."""
+        """Size of the unpacked model, in bytes."""
         return self._dtype.itemsize * self.num_packed + self.plain_bytes
 
     def unpack(self, folder: Path, device: str) -> None:
         """Write the unpacked model, without its tokenizer, into a new folder.
 
         Args:
-            folder: folder to make.
+            folder: folder to create.
             device: device that unpacks.
 
         Raises:
@@ -108,7 +108,7 @@ class PackedModel:
             yield f"{layer}.weight", weight_OI.to(self._dtype).cpu().contiguous()
 
     def _group(self) -> dict[str, list[str]]:
-        """Return the names of the tensors of each packed matrix, by the name of its layer."""
+        """Return the names of each packed matrix's tensors, by the name of its layer."""
         found: dict[str, list[str]] = {}
         for name in sorted(self._files):
             for part in (self._layout.words, *self._layout.others):
@@ -116,7 +116,7 @@ class PackedModel:
                 if layer and (not rest or rest.startswith(".")):
                     found.setdefault(layer, []).append(name)
                     break
-        # A layer that NF4 leaves as it is has a `weight` too, and nothing to unpack it with.
+        # An unquantized layer of an NF4 model has a `weight`, too, but no other parts.
         return {layer: names for layer, names in found.items() if len(names) > 1}
 
     def _weigh(self, name: str) -> int:
@@ -132,8 +132,8 @@ class PackedModel:
 def _unpack_nf4(parts: Parts, about: Mapping[str, Any], dtype: torch.dtype, device: str) -> Tensor:
     from bitsandbytes.functional import QuantState, dequantize_4bit
 
-    del about, dtype  # each matrix says how it was packed, and in which type it comes back
-    state = {name.removeprefix("weight."): one for name, one in parts.items() if name != "weight"}
+    del about, dtype  # each matrix has its own settings and type
+    state = {name.removeprefix("weight."): part for name, part in parts.items() if name != "weight"}
     weight_OI: Tensor = dequantize_4bit(
         parts["weight"].to(device), QuantState.from_dict(state, device=torch.device(device))
     )
@@ -150,7 +150,7 @@ def _unpack_awq(parts: Parts, about: Mapping[str, Any], dtype: torch.dtype, devi
         return _open_columns(words_IP[begin:end].to(device), bits, places)
 
     group_I = torch.arange(len(words_IP), device=device) // int(about["group_size"])
-    # Its layers multiply by scales in their own type; those of GPTQ by what was stored.
+    # AWQ's layers convert the scales to their own type; GPTQ's use them as stored.
     return _scale(read_codes, zeros_GO, parts["scales"].to(device, dtype), group_I)
 
 
@@ -159,7 +159,7 @@ def _unpack_gptq(parts: Parts, about: Mapping[str, Any], dtype: torch.dtype, dev
     bits = int(about["bits"])
     each = _WORD_BITS // bits
     places = torch.arange(each, device=device)
-    # The layout stores zero points less one.
+    # The layout stores each zero point minus one.
     zeros_GO = _open_columns(parts["qzeros"].to(device), bits, places) + 1
     words_PO = parts["qweight"]
 
@@ -173,7 +173,7 @@ def _unpack_gptq(parts: Parts, about: Mapping[str, Any], dtype: torch.dtype, dev
 
 
 def _open_columns(words_IP: Tensor, bits: int, places: Tensor) -> Tensor:
-    """Return the codes (I, O) of words that hold them side by side, in the order of `places`.
+    """Return the codes (I, O) of words that pack columns, in the order of `places`.
 
     >>> _open_columns(torch.tensor([[0x21]]), 4, torch.arange(8))[:, :3].tolist()
     [[1, 2, 0]]
@@ -185,7 +185,9 @@ def _open_columns(words_IP: Tensor, bits: int, places: Tensor) -> Tensor:
 def _scale(
     read_codes: Callable[[int, int], Tensor], zeros_GO: Tensor, scales_GO: Tensor, group_I: Tensor
 ) -> Tensor:
-    """Return weights (O, I) on the CPU, in the type of the scales, some inputs at a time."""
+    """Return weights (O, I) on the CPU, in the type of the scales, computing some inputs at a
+    time.
+    """
     num_inputs, num_outputs = len(group_I), scales_GO.shape[1]
     weight_OI = torch.empty(num_outputs, num_inputs, dtype=scales_GO.dtype)
     for begin in range(0, num_inputs, _INPUTS_AT_ONCE):

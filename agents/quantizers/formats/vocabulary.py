@@ -1,9 +1,9 @@
-"""The vocabulary of a SentencePiece tokenizer, for a converter that finds only tokenizer.json.
+"""Vocabulary of a SentencePiece tokenizer, for models that have only a tokenizer.json.
 
-llama.cpp joins the two neighbours whose joint piece has the highest score, and its converter takes
-the scores from tokenizer.model. Transformers 5 saves no such file; the converter then gives all
-pieces one score, so that llama.cpp splits nearly every text otherwise than the model has learned,
-or refuses the model. But the merges of tokenizer.json are in the order of those scores.
+llama.cpp joins the two neighbours whose joint piece has the highest score, and its converter reads
+the scores from tokenizer.model. Transformers 5 does not save this file; the converter then gives
+all pieces one score, so that llama.cpp splits nearly every text differently from the training, or
+refuses the model. But the merges of tokenizer.json are in the order of those scores.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from typing import Any
 PIECES_FILE = "tokenizer.model"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
-# Where it is not named, as with Llama, whose tokenizers have a byte for everything.
+# Name of the unknown piece if the file gives none, as for Llama, which falls back to bytes.
 _UNKNOWN = "<unk>"
 
-# The score of a piece that no merge makes.
+# Score of a piece that no merge creates.
 _NEVER = -1e9
 
 
 @contextlib.contextmanager
 def with_pieces(model: Path, folder: Path) -> Iterator[Path]:
-    """Yield a folder of the model that has a tokenizer.model, if its tokenizer is of that kind.
+    """Yield a folder of the model with a tokenizer.model, if its tokenizer is of that kind.
 
     Args:
-        model: folder of Transformers; nothing is written to it.
-        folder: where one of links to its files is made if it has none, and removed afterwards.
+        model: folder of Transformers, which is not written to.
+        folder: place for a temporary folder of links, if the model lacks the file.
     """
     pieces = None if (model / PIECES_FILE).exists() else read_pieces(model)
     if pieces is None:
         yield model
         return
-    linked = folder / model.name  # the converter names the model by its folder
+    linked = folder / model.name  # the converter uses the folder's name for the model
     linked.mkdir(mode=0o700, parents=True)
     try:
         for path in model.iterdir():
@@ -51,7 +51,9 @@ def with_pieces(model: Path, folder: Path) -> Iterator[Path]:
 
 
 def read_pieces(model: Path) -> bytes | None:
-    """Return the SentencePiece model that a folder's tokenizer.json came from; None: from none."""
+    """Return the SentencePiece model behind a folder's tokenizer.json, or None if it has another
+    kind.
+    """
     try:
         tokenizer = json.loads((model / "tokenizer.json").read_bytes())
         rules = tokenizer["model"]
@@ -65,8 +67,8 @@ def read_pieces(model: Path) -> bytes | None:
 def _write(rules: Mapping[str, Any], added: Any) -> bytes:
     proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     kinds = proto.ModelProto.SentencePiece
-    known = {str(one["content"]): bool(one["special"]) for one in added}
-    ids = {**rules["vocab"], **{str(one["content"]): int(one["id"]) for one in added}}
+    known = {str(token["content"]): bool(token["special"]) for token in added}
+    ids = {**rules["vocab"], **{str(token["content"]): int(token["id"]) for token in added}}
     unknown = rules.get("unk_token") or _UNKNOWN
     ids.setdefault(unknown, max(ids.values(), default=-1) + 1)  # every SentencePiece model has one
     pieces = {number: piece for piece, number in ids.items()}
@@ -80,7 +82,7 @@ def _write(rules: Mapping[str, Any], added: Any) -> bytes:
     for number in range(max(pieces) + 1):
         piece = pieces.get(number)
         if piece is None:
-            # Ids must have no gaps: a piece is found by its place in the list.
+            # Ids must have no gaps, since an id is a position in the list.
             kind, piece = kinds.UNUSED, f"[PAD{number}]"
         elif piece == unknown:
             kind = kinds.UNKNOWN
@@ -96,7 +98,7 @@ def _write(rules: Mapping[str, Any], added: Any) -> bytes:
 
 
 def _score(merges: Any) -> dict[str, float]:
-    """Return the score of each piece that is joined: the earlier its first merge, the higher.
+    """Return the score of each merged piece: the earlier its first merge, the higher.
 
     >>> _score([["a", "b"], "ab c", ["a", "bc"]])
     {'ab': -0.0, 'abc': -1.0}

@@ -1,1 +1,1 @@
-"""Loading and running models to measure or to chat with them."""
+"""Loading and running models to measure them or to chat with them."""

@@ -1,8 +1,8 @@
-"""Try the chat template of a GGUF file before llama.cpp runs it, which does so without any bounds.
+"""Try the chat template of a GGUF file within bounds, before llama.cpp runs it without any.
 
 llama.cpp renders a few conversations when it loads a model, and one for each answer. A template is
-a stranger's program: one that loops or doubles a text would keep llama.cpp busy for ever. So the
-same conversations are rendered here first, within bounds of time and memory.
+a foreign program: one that loops or doubles a text would occupy llama.cpp endlessly. So the same
+conversations are rendered here first, with bounds on time and memory.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _TRIALS: tuple[dict[str, Any], ...] = (
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
     {"messages": [_USER], "tools": [_TOOL]},
 )
-"""Kinds of conversations that llama.cpp renders to find out what a template can do."""
+"""Conversations like those that llama.cpp renders to find out the features of a template."""
 
 
 class GgufTemplate:
-    """The chat template of a file.
+    """Chat template of a GGUF file.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
-        ExpectedError: the file is damaged, or its template is none or does not end.
+        ExpectedError: the file is damaged, or its template is invalid or does not end.
     """
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
         about: dict[str, Any] = {}
         try:
-            # Another version's keys are not found by llama.cpp either, which says so itself.
+            # llama.cpp itself reports versions that it cannot read.
             with contextlib.suppress(UnknownVersion):
                 about = read_metadata(path)
         except (OSError, ValueError) as error:
@@ -65,10 +65,10 @@ class GgufTemplate:
     def refuse_endless(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> None:
-        """Render a conversation.
+        """Render a conversation within the bounds.
 
         Raises:
-            ExpectedError: it does not end, or fills the memory.
+            ExpectedError: rendering does not end, or fills the memory.
         """
         if self._template is not None:
             self._bounded(lambda: self._render(messages, tools))
@@ -79,15 +79,15 @@ class GgufTemplate:
         assert self._template is not None
         try:
             self._template.render(
-                messages=[dict(one) for one in messages],
-                tools=[dict(one) for one in tools] or None,
+                messages=[dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=True,
                 bos_token=self._tokens["bos"],
                 eos_token=self._tokens["eos"],
             )
         except MemoryError:
             raise
-        except Exception:  # noqa: BLE001 - what a template does not take, llama.cpp reports
+        except Exception:  # noqa: BLE001 - llama.cpp reports what a template rejects
             return
 
     def _bounded(self, work: Any) -> Any:
@@ -113,7 +113,7 @@ def _compile(template: str) -> Any:
     """Return the template as Transformers compiles it.
 
     Raises:
-        ExpectedError: it is no template.
+        ExpectedError: it is not a template.
     """
     from datetime import datetime
 
@@ -122,7 +122,7 @@ def _compile(template: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
     class Generation(Extension):
-        """Blocks that mark answers, as templates for training have."""
+        """Blocks that mark answers, as in templates for training."""
 
         tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -133,6 +133,7 @@ def _compile(template: str) -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
+    # For all later templates of this process, since the class holds the operators.
     bound_operators(SandboxedEnvironment)
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]

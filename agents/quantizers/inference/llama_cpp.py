@@ -1,9 +1,8 @@
-"""GGUF models in llama.cpp, inside this process: what they predict, and what they answer.
+"""GGUF models in llama.cpp, inside this process: predictions and answers.
 
-xllamacpp brings llama.cpp ready-built; its server is called as a function, or, for what has none,
-by the port that it opens on 127.0.0.1. It tells the likeliest words only, so that a comparison
-sees the others as one: what is measured can be too small by what happens among words that are less
-likely than the first thousand.
+xllamacpp contains llama.cpp ready-built; its server is called as a function or, for some requests,
+by the port that it opens on 127.0.0.1. It reports only the likeliest words, so a comparison treats
+all others as one: the measured distance omits differences among words beyond the first thousand.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ NUM_WORDS = 1000
 _SPARE_TOKENS = 64
 _ALL_LAYERS = 999
 
-# Added to the logit of a token that is to be chosen.
+# Added to the logit of a token to force its choice.
 _ALWAYS = 1e6
 
 
@@ -43,14 +42,14 @@ def open_server(
     num_threads: int | None = None,
     template: GgufTemplate | None = None,
 ) -> Any:
-    """Load a GGUF file; its layers go to the GPU where xllamacpp was built for one.
+    """Load a GGUF file; its layers go to the GPU if xllamacpp was built for one.
 
     Args:
-        path: of the file.
-        context_tokens: longest text.
-        on_gpu: whether the layers go there.
-        num_threads: that compute; None: one for each core.
-        template: of the file, if it was tried before.
+        path: path of the file.
+        context_tokens: maximum length of a text, in tokens.
+        on_gpu: True to put the layers on the GPU.
+        num_threads: number of computing threads; None: one per core.
+        template: template of the file, if it was tried before.
 
     Raises:
         ExpectedError: llama.cpp cannot load it, or its chat template does not end.
@@ -79,9 +78,9 @@ def open_server(
 
 
 def _hear(load: Callable[[], Any]) -> str:
-    """Return what llama.cpp prints while it fails once more; by itself it says only that it did."""
+    """Return the output of llama.cpp while it fails once more, since its error has no reason."""
     sys.stderr.flush()
-    # llama.cpp prints from C++, so that the descriptor has to be redirected, not sys.stderr.
+    # llama.cpp prints from C++, so the descriptor is redirected, not sys.stderr.
     kept = os.dup(2)
     with tempfile.TemporaryFile() as heard:
         os.dup2(heard.fileno(), 2)
@@ -96,7 +95,7 @@ def _hear(load: Callable[[], Any]) -> str:
 
 
 def _find_reason(said: str) -> str:
-    """Return why a file was not loaded, to put behind a sentence; empty: that was not said.
+    """Return why a file was not loaded, to follow a sentence; empty: not known.
 
     >>> _find_reason("0.01 E load: error loading model: unknown architecture\\n0.02 E x")
     ': unknown architecture'
@@ -109,25 +108,25 @@ def _find_reason(said: str) -> str:
 
 
 def name_runtime() -> str:
-    """Return what runs GGUF files here, with its version."""
+    """Return the name of the program for GGUF files, with its version."""
     return f"llama.cpp (xllamacpp {importlib.metadata.version('xllamacpp')})"
 
 
 class LlamaCpp:
-    """A loaded GGUF file.
+    """Loaded GGUF file.
 
     Args:
-        path: of the file.
-        num_words: of the model's vocabulary.
-        context_tokens: longest text with its answer.
-        on_gpu: whether its layers go to the GPU.
+        path: path of the file.
+        num_words: size of the model's vocabulary.
+        context_tokens: maximum length of a text with its answer, in tokens.
+        on_gpu: True to put the layers on the GPU.
     """
 
     def __init__(
         self, path: Path, *, num_words: int, context_tokens: int, on_gpu: bool = False
     ) -> None:
-        # Its threads wait for each other by counting: with one on a core that others use, a token
-        # takes a hundred times as long.
+        # Its threads spin while they wait for each other: if one shares its core with another
+        # program, a token takes a hundred times as long.
         spare = max(1, len(os.sched_getaffinity(0)) - 1)
         self._server = open_server(
             path, context_tokens + _SPARE_TOKENS, on_gpu=on_gpu, num_threads=spare
@@ -136,10 +135,11 @@ class LlamaCpp:
         self._whole_word = self._find_whole_word()
 
     def _find_whole_word(self) -> int:
-        """Return a token that is no part of a character.
+        """Return a token that is complete UTF-8.
 
-        llama.cpp tells no probabilities beside a token that is, as in most languages many are. They
-        are those of the model whatever is chosen, so this one always is where they are asked for.
+        llama.cpp omits the probabilities for partial characters, which many tokens of most
+        languages are. The probabilities do not depend on the chosen token, so this one is always
+        forced when they are needed.
         """
         for token in range(self._num_words):
             answer = self._complete([0], 1, n_probs=1, logit_bias={str(token): _ALWAYS})
@@ -148,7 +148,7 @@ class LlamaCpp:
         raise RuntimeError("llama.cpp returns no token probabilities")
 
     def predict(self, row: Sequence[int]) -> Tensor:
-        """Return log-probabilities (T - 1, V); words beyond the likeliest share what is left."""
+        """Return log-probabilities (T - 1, V); words beyond the likeliest share the remainder."""
         logs_TV = torch.empty(len(row) - 1, self._num_words)
         asked = {
             "n_probs": min(NUM_WORDS, self._num_words),
@@ -157,8 +157,8 @@ class LlamaCpp:
         for place in range(1, len(row)):
             answer = self._complete(row[:place], 1, **asked)
             (first, *_) = answer["choices"][0]["logprobs"]["content"]
-            found = {int(one["id"]): _read_number(one["logprob"]) for one in first["top_logprobs"]}
-            # Rounding can bring the sum above 1, and the logarithm needs something positive.
+            found = {int(w["id"]): _read_number(w["logprob"]) for w in first["top_logprobs"]}
+            # Rounding can bring the sum above 1, but the logarithm needs a positive number.
             left = max(1e-12, 1.0 - sum(map(math.exp, found.values())))
             others = max(1, self._num_words - len(found))
             logs_V = logs_TV[place - 1].fill_(math.log(left / others))
@@ -166,12 +166,12 @@ class LlamaCpp:
         return logs_TV.log_softmax(-1)
 
     def answer(self, row: Sequence[int], num_tokens: int) -> list[int]:
-        """Return the likeliest next tokens, one after the other, up to the end of the answer."""
+        """Return the likeliest next tokens up to the end of the answer."""
         answer = self._complete(row, num_tokens, return_tokens=True, verbose=True)
         return [int(token) for token in answer["__verbose"]["tokens"]]
 
     def split(self, text: str) -> list[int]:
-        """Return the tokens that llama.cpp makes of a text."""
+        """Return llama.cpp's tokens of a text."""
         asked = {"content": text, "add_special": False, "parse_special": True}
         # xllamacpp has no function for tokenizing.
         place = urlsplit(self._server.listening_address)
@@ -183,7 +183,7 @@ class LlamaCpp:
 
     def time(self, row: Sequence[int], num_tokens: int) -> tuple[float, float]:
         """Return seconds to the first token, and tokens per second after it."""
-        # A cached prompt would make the first token free; an early end would leave no speed.
+        # A cached prompt would make the first token free; an early end would give no speed.
         asked = {"cache_prompt": False, "ignore_eos": True}
         timings = self._complete(row, num_tokens, **asked)["timings"]
         return timings["prompt_ms"] / 1e3, timings["predicted_per_second"]
@@ -202,6 +202,6 @@ class LlamaCpp:
         return answer
 
 
-def _read_number(told: float | None) -> float:
-    """Return what JSON, which has no NaN, tells as null where a model is broken."""
-    return math.nan if told is None else float(told)
+def _read_number(value: float | None) -> float:
+    """Return a number that is null in JSON, which has no NaN, for a broken model."""
+    return math.nan if value is None else float(value)

@@ -1,4 +1,4 @@
-"""Load a model of Transformers where it fits, continue prompts with it, and time it."""
+"""Load a model of Transformers on a device that fits, continue prompts with it, and time it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _PROMPT_TOKENS = 24
 # Memory for a model: its weights times the first, plus the second for activations and context.
 _GPU_NEED, _GPU_SPARE_BYTES = 1.1, 1 << 30
 
-# Share of the free RAM that weights take where not all of them fit; the rest caches their files.
+# Share of the free RAM for weights if not all of them fit; the rest caches their files.
 _RAM_SHARE = 0.5
-# When weights are streamed: GPU memory left free for weights that arrive and are rounded there,
-# and the minimum for weights that stay.
+# With streamed weights: GPU memory left free for weights that arrive and are rounded there, and the
+# minimum for resident weights.
 _STREAM_SPARE_BYTES, _LEAST_RESIDENT_BYTES = 5 << 29, 1 << 30
 
 
@@ -36,31 +36,33 @@ LIKELIEST: dict[str, Any] = {
     "no_repeat_ngram_size": 0,
     "min_length": 0,
 }
-"""Settings that always choose the likeliest word and override the model's generation_config.json:
-llama.cpp reads none, and Qwen's penalizes repeated words."""
+"""Settings that always choose the likeliest word, overriding the model's generation_config.json:
+llama.cpp does not read that file, and Qwen's penalizes repeated words."""
 
 
 class LayerPlace(NamedTuple):
-    """Where a model is measured."""
+    """Devices on which a model is measured."""
 
     device: str
     is_wide: bool = False
-    """Whether it computes in float32, on a CPU."""
+    """True if it computes in float32, on a CPU."""
     resident_bytes: int | None = None
-    """Weights that stay on the GPU, in bytes; others come from RAM in each pass; None: all."""
+    """Size of the weights that stay on the GPU; others come from RAM in each pass; None: all
+    stay."""
     ram_bytes: int | None = None
-    """Weights that stay in RAM, in bytes; others come from their files in each pass; None: all."""
+    """Size of the weights that stay in RAM; others come from their files in each pass; None: all
+    stay."""
 
 
 def choose_place(
     size_bytes: int, device: str, free_gpu_bytes: int, free_bytes: int, *, may_stream: bool = False
 ) -> LayerPlace:
-    """Return where a model is measured.
+    """Return the devices on which a model is measured.
 
     The whole original often does not fit the GPU that runs the quantized result. If `may_stream`,
     its weights then come to the GPU layer by layer, which makes passes over many tokens far faster
     than on a CPU. Otherwise it runs on the CPU, in float32 if memory allows, which is no slower.
-    What not even RAM holds is read from the files again for each pass, if `may_stream`.
+    Weights beyond the RAM are read from the files again for each pass, if `may_stream`.
 
     >>> choose_place(13 << 30, "cuda:0", 11 << 30, 20 << 30)
     LayerPlace(device='cpu', is_wide=False, resident_bytes=None, ram_bytes=None)
@@ -88,19 +90,19 @@ def name_transformers() -> str:
 
 
 def weigh(model: Path) -> int:
-    """Return the bytes of a folder's weights."""
+    """Return the size of a folder's weights, in bytes."""
     return sum(path.stat().st_size for path in model.glob("*.safetensors"))
 
 
 def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
-    """Return a folder's model, ready to answer, on the device where it fits, else on the CPU.
+    """Return a folder's model, ready to answer, on the device if it fits, else on the CPU.
 
-    Memory of the previous model is given back first, because free memory decides the place.
+    The memory of the previous model is released first, because free memory decides the place.
 
     Args:
         model: folder of Transformers.
         device: device of the job.
-        may_stream: whether weights may come to the GPU for each pass; see `choose_place`.
+        may_stream: True if weights may come to the GPU for each pass; see `choose_place`.
     """
     import torch
     from transformers.utils import logging as transformers_logging
@@ -121,7 +123,7 @@ def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
     elif place.ram_bytes is not None:
         where = {"device_map": "auto", "max_memory": {"cpu": place.ram_bytes}}
     if place.ram_bytes is not None:
-        # Nothing is written there: weights are read where they are.
+        # Required by Transformers, but not written to: weights are read from their files.
         where["offload_folder"] = model
     loaded = find_causal_class().from_pretrained(
         model,
@@ -136,7 +138,7 @@ def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
 
 
 def read_free_memory(device: str) -> tuple[int, int]:
-    """Return the free bytes of the device, 0 of a CPU, and of RAM, once all is given back."""
+    """Return the free bytes of the device (0 for a CPU) and of RAM, after releasing memory."""
     import torch
 
     give_back()
@@ -145,9 +147,9 @@ def read_free_memory(device: str) -> tuple[int, int]:
 
 
 def give_back() -> None:
-    """Give back the memory of models that are no longer needed.
+    """Release the memory of models that are no longer needed.
 
-    Models with streamed weights refer to themselves, so that only the garbage collector frees them.
+    Models with streamed weights refer to themselves, so only the garbage collector frees them.
     """
     import torch
 
@@ -157,9 +159,9 @@ def give_back() -> None:
 
 
 def find_device(model: Any) -> Any:
-    """Return the device for a model's inputs; streamed weights are on none between passes.
+    """Return the device for a model's inputs; streamed weights have none between passes.
 
-    If all weights are streamed, hooks move the inputs, so that any device will do.
+    If all weights are streamed, hooks move the inputs, so that any device works.
     """
     import torch
 
@@ -168,11 +170,11 @@ def find_device(model: Any) -> Any:
 
 
 def _settle_compiling(place: str) -> None:
-    """Turn torch.compile off where nothing can be compiled.
+    """Disable torch.compile if nothing can be compiled.
 
-    GPTQ's kernels in plain PyTorch compile the unpacking of weights at its first use, which fails
-    on a PC without a C++ compiler. That one small function needs no pool of compiler processes,
-    each of which would take half a gigabyte.
+    GPTQ's plain PyTorch kernels compile the unpacking of weights at its first use, which fails on a
+    PC without a C++ compiler. That one small function needs no pool of compiler processes, each of
+    which would take half a gigabyte.
     """
     import torch._dynamo
     import torch._inductor.config
@@ -189,8 +191,8 @@ def _settle_compiling(place: str) -> None:
 def widen(loaded: Any) -> None:
     """Make an NF4 model on a CPU compute in float32 with plain weights, if memory allows.
 
-    By default it computes in bfloat16, which alone takes a small model half as far from an original
-    in float32 as rounding to 4 bits does.
+    By default it computes in bfloat16, which alone moves a small model half as far from a float32
+    original as rounding to 4 bits does.
     """
     import torch
     from bitsandbytes.functional import dequantize_4bit
@@ -201,7 +203,7 @@ def widen(loaded: Any) -> None:
     if needed * _GPU_NEED > read_available_bytes():
         return
     for name, layer in layers:
-        # dequantize_4bit returns this type; bfloat16 would round the weights a second time.
+        # `dequantize_4bit` returns this type; bfloat16 would round the weights again.
         layer.weight.quant_state.dtype = torch.float32
         weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
         plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
@@ -222,7 +224,7 @@ def _name_kernel(model: Path) -> dict[str, Any]:
     if method == "awq":
         return {"quantization_config": AwqConfig(backend="torch_awq")}
     if method == "gptq":
-        # The constructor requires bits; those in config.json win over them.
+        # The constructor requires bits, but those in config.json override them.
         return {"quantization_config": GPTQConfig(bits=4, backend="torch")}
     return {}
 
@@ -240,15 +242,15 @@ def continue_prompts(
     Args:
         model: model of Transformers.
         prompts: token ids of each prompt.
-        at_once: whether to answer prompts of one length together, so that weights are read, or
+        at_once: True to answer prompts of one length together, so that weights are read, or
             streamed to the GPU, once for all of them instead of once for each.
     """
     import torch
 
     groups: dict[int, list[int]] = {}
     for place, prompt in enumerate(prompts):
-        # Only equal lengths share a batch: padding would change the positions of shorter prompts.
-        # Minus the place is a key of its own for each prompt.
+        # Only equal lengths share a batch, since padding would change the positions of shorter
+        # prompts. The negated index is a unique key for each prompt.
         groups.setdefault(len(prompt) if at_once else -place, []).append(place)
     answers: list[list[int]] = [[] for _ in prompts]
     for group in groups.values():
@@ -281,11 +283,11 @@ def time_answer(model: Any, prompt: Sequence[int]) -> tuple[float, float]:
     import torch
 
     ids_BT = torch.tensor([list(prompt)], device=find_device(model))
-    # No end token, so that every run makes exactly as many tokens as are timed.
+    # No end token, so that every run makes exactly the timed number of tokens.
     settings = {"pad_token_id": 0, "eos_token_id": [], **LIKELIEST,
                 "attention_mask": torch.ones_like(ids_BT)}  # fmt: skip
     times = []
-    for count in (ANSWER_TOKENS, 1, ANSWER_TOKENS):  # the first lets kernels get ready
+    for count in (ANSWER_TOKENS, 1, ANSWER_TOKENS):  # the first one warms up kernels
         started = time.perf_counter()
         model.generate(ids_BT, min_new_tokens=count, max_new_tokens=count, **settings)
         times.append(time.perf_counter() - started)

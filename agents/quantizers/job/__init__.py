@@ -1,1 +1,1 @@
-"""A quantization job on disk: its folder, its progress and what an earlier try left."""
+"""A quantization job on disk: its folder, its progress, and results of earlier tries."""

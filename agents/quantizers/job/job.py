@@ -26,11 +26,11 @@ _COMPANIONS = (".json", ".jinja", ".model", ".txt")
 
 
 class JobProgress:
-    """Prints JSON lines to the stdout that this process began with.
+    """Prints JSON lines to the process's original stdout.
 
     Args:
-        out: that stdout.
-        since_s: when the first phase began, by the monotonic clock; None: with its first line.
+        out: the original stdout.
+        since_s: start of the first phase, by the monotonic clock; None: its first line.
     """
 
     def __init__(self, out: TextIO, since_s: float | None = None) -> None:
@@ -40,12 +40,12 @@ class JobProgress:
         self._phase = ""
 
     def begin(self, phase: str, message: str, folder: Path | None = None) -> None:
-        """Report that a phase begins, and measure it until the next one.
+        """Report the start of a phase, and measure it until the next one.
 
         Args:
-            phase: its name, the same in every job.
-            message: for people.
-            folder: that is being made, at the first phase.
+            phase: name of the phase, equal in every job.
+            message: sentence for the user.
+            folder: folder of the result, at the first phase.
         """
         if self._meter is not None:
             self._meter.begin(phase)
@@ -66,7 +66,7 @@ class JobProgress:
 
     def end(self) -> list[Phase]:
         """Stop measuring and return the measured phases."""
-        # Jobs end it for the card and once more in `finally`: the second call does nothing.
+        # Jobs call this for the card and again in `finally`; the second call does nothing.
         meter, self._meter = self._meter, None
         return meter.end() if meter is not None else []
 
@@ -83,8 +83,8 @@ class JobProgress:
 
 
 def run_job(argv: list[str], usage: str, work: Callable[[Path, JobProgress], None]) -> int:
-    """Do the job that `argv` names, with only progress on stdout; return the exit code."""
-    # Libraries print to descriptor 1, also from C: they get stderr, and progress a copy of stdout.
+    """Do the job named by `argv`, with only progress on stdout; return the exit code."""
+    # Libraries print to descriptor 1, even from C, so it becomes stderr; progress gets a copy.
     progress = JobProgress(os.fdopen(os.dup(1), "w", encoding="ascii"), read_start_s())
     os.dup2(2, 1)
     try:
@@ -101,7 +101,7 @@ def read_plain(path: Path, what: str) -> tuple[dict[str, Any], Path]:
     """Return a job file's content and the agent's home, where its relative paths start.
 
     Raises:
-        ExpectedError: it is not one.
+        ExpectedError: it is not a job file.
     """
     try:
         plain = json.loads(path.read_bytes())
@@ -114,13 +114,13 @@ def read_plain(path: Path, what: str) -> tuple[dict[str, Any], Path]:
 
 
 def locate(home: Path, path: str) -> str:
-    """Return a path below the agent's home in full; others as they are: absolute, or a hub id."""
+    """Return a path below the agent's home as absolute; others unchanged: absolute, or a hub id."""
     below = home / path
     return str(below) if below.exists() else path
 
 
 def copy_companions(model: Path, folder: Path, leave: Collection[str] = ()) -> None:
-    """Copy what a model needs beside its weights, such as the tokenizer; what is there stays.
+    """Copy the files that a model needs in addition to its weights; existing ones stay.
 
     Args:
         model: folder to copy from.
@@ -130,7 +130,7 @@ def copy_companions(model: Path, folder: Path, leave: Collection[str] = ()) -> N
     left = {*leave, *(path.name for path in folder.iterdir())}
 
     def is_wanted(name: str) -> bool:
-        # An index lists shards of other weights than those written here.
+        # An index lists the shards of the original, not those written here.
         is_index = name.endswith(".index.json")
         return Path(name).suffix in _COMPANIONS and name not in left and not is_index
 
@@ -139,13 +139,15 @@ def copy_companions(model: Path, folder: Path, leave: Collection[str] = ()) -> N
     except OSError as error:
         raise explain_os_error(error, f"looking through {model}") from error
     for path in companions:
+        # "xb" fails on an existing file instead of replacing it.
         with open_regular(path, model) as source, (folder / path.name).open("xb") as target:
             shutil.copyfileobj(source, target)
 
 
 def drop_code_references(folder: Path) -> None:
-    """Remove from the model in a folder what names code to run."""
+    """Remove references to code from the model in a folder."""
     for path in folder.rglob("*.json"):
+        # A link leads to a file outside of the result.
         if not path.is_symlink() and may_name_code(path.name, path.stat().st_size):
             clean = without_code(path.read_bytes())
             if clean is not None:
@@ -153,13 +155,13 @@ def drop_code_references(folder: Path) -> None:
 
 
 def partial_of(destination: Path) -> Path:
-    """Return where this process makes what is to become `destination`."""
+    """Return the folder in which this process makes `destination`."""
     return destination.with_name(f".partial-{destination.name}-{os.getpid()}")
 
 
 @contextmanager
 def appearing(destination: Path, what: str) -> Iterator[Path]:
-    """Give a folder to fill, which becomes `destination` at the end, or vanishes after an error.
+    """Yield a folder to fill, which becomes `destination`, or vanishes after an error.
 
     Raises:
         ExpectedError: the disk is full, memory ran out, or the place cannot be written.
@@ -172,15 +174,15 @@ def appearing(destination: Path, what: str) -> Iterator[Path]:
         _appear(partial, destination)
     except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
-        told = _explain(error, destination, what)
-        if told is error:
+        shown = _explain(error, destination, what)
+        if shown is error:
             raise
-        raise told from error
+        raise shown from error
 
 
 def _appear(partial: Path, destination: Path) -> None:
     drop_code_references(partial)
-    # The rename must not reach the disk before the content: a power cut would leave empty files.
+    # Synced before the rename, or a power cut could leave empty files.
     for path in partial.rglob("*"):
         if path.is_file():
             sync_file(path)
@@ -188,7 +190,7 @@ def _appear(partial: Path, destination: Path) -> None:
     old = None
     if destination.exists():
         old = destination.with_name(f".deleted-{destination.name}-{os.getpid()}")
-        # A rename cannot replace a folder that is not empty, so the old one moves away first.
+        # A rename cannot replace a non-empty folder, so the old one moves away first.
         os.rename(destination, old)
     os.rename(partial, destination)
     fsync_folder(destination.parent)
@@ -202,7 +204,7 @@ def _explain(error: Exception, destination: Path, what: str) -> Exception:
             f"The disk is full: {what} does not fit into {destination.parent}.",
             "Free some room there and export again; nothing half written was left",
         )
-    # Anything else is a bug, and its traceback has to survive.
+    # Any other error is a bug, whose traceback must be kept.
     if isinstance(error, ExpectedError) or not isinstance(error, (OSError, MemoryError)):
         return error
     if isinstance(error, MemoryError):

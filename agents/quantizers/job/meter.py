@@ -1,9 +1,9 @@
-"""Measure what the phases of a job take: seconds, memory, GPU memory, disk.
+"""Measure the phases of a job: seconds, memory, GPU memory, disk.
 
-A thread samples several times a second, since a peak is over when a phase ends. Memory is the
+A thread samples several times a second, since a peak may be over when a phase ends. Memory is the
 private memory of the process and its children; mapped files do not count, because the system
-reclaims those pages when it needs them. GPU memory is the peak of PyTorch's tensors, which PyTorch
-counts itself.
+reclaims their pages on demand. GPU memory is the peak of PyTorch's tensors, which PyTorch counts
+itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agents.state import read_start_ticks
 
 _LOOK_EVERY_S = 0.1
 
-# Samples per walk through the folders, which is slower than reading /proc.
+# Number of samples per walk through the folders, which is slower than reading /proc.
 _WALK_EVERY = 5
 _OWN = ("RssAnon:", "RssShmem:")
 _KIB = 1024
@@ -35,15 +35,15 @@ class Phase:
     name: str
     seconds: float
     ram_bytes: int
-    """Peak of the process and its children."""
+    """Peak of the process and its children, in bytes."""
     vram_bytes: int | None
-    """Peak of tensors; None: no GPU was used."""
+    """Peak of tensors, in bytes; None: no GPU was used."""
     disk_bytes: int
-    """Peak of the result's folder and the folders kept beside it."""
+    """Peak of the result's folder and the folders kept with it, in bytes."""
 
 
 class Meter:
-    """Measures one phase after the other, from its construction on.
+    """Measures successive phases, from its construction on.
 
     Args:
         folder: folder of the result, which need not exist yet.
@@ -69,11 +69,11 @@ class Meter:
             self._folders.append(folder)
 
     def look(self) -> None:
-        """Sample now: a peak may be over before the thread's next sample."""
+        """Sample now, since a peak may be over before the thread's next sample."""
         self._look(walk=True)
 
     def begin(self, name: str) -> None:
-        """End the phase before and begin the next."""
+        """End the current phase and begin the next."""
         self._look(walk=True)
         with self._lock:
             self._close()
@@ -81,7 +81,7 @@ class Meter:
             self._start()
 
     def end(self) -> list[Phase]:
-        """Stop measuring; return all phases."""
+        """Stop measuring and return all phases."""
         self._stopped.set()
         self._thread.join()
         self._look(walk=True)
@@ -117,29 +117,29 @@ class Meter:
         ram_bytes = sum(_own_bytes(process) for process in _family(os.getpid()))
         disk_bytes = sum(map(weigh_folder, tuple(self._folders))) if walk else 0
         with self._lock:
-            # begin() resets both under this lock, from another thread.
+            # `begin` resets both under this lock, from another thread.
             self._ram_bytes = max(self._ram_bytes, ram_bytes)
             self._disk_bytes = max(self._disk_bytes, disk_bytes)
 
 
 def read_start_s() -> float:
-    """Return when this process was started, by the monotonic clock.
+    """Return the start time of this process, by the monotonic clock.
 
-    It imports for seconds before its first line runs, and that is a part of what a job takes.
+    Imports take seconds before its first line runs, and are part of a job's duration.
     """
     ticks = read_start_ticks(os.getpid()) or 0
-    # The kernel counts starts since boot, sleep included; the monotonic clock leaves sleep out.
+    # The kernel counts from boot, including sleep, which the monotonic clock excludes.
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - age_s
 
 
 def weigh_folder(folder: Path) -> int:
-    """Return the bytes that the files below a folder take on disk; 0 if it is not there."""
+    """Return the disk space of the files below a folder, in bytes; 0 if it is missing."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
-            with contextlib.suppress(OSError):  # gone meanwhile
-                # Blocks, since sparse files take less than their size. Always 512 bytes on Linux.
+            with contextlib.suppress(OSError):  # deleted at the same time
+                # Blocks, since sparse files take less than their size; Linux counts 512 bytes each.
                 total += 512 * os.stat(os.path.join(place, name)).st_blocks
     return total
 
@@ -163,9 +163,9 @@ def _own_bytes(process: int) -> int:
 
 
 def _torch_on_gpu() -> Any:
-    """Return PyTorch if this process has a GPU in use; it is not imported for this."""
+    """Return PyTorch if this process uses a GPU, without importing it."""
     torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)  # torch is still being imported: no such thing yet
+    cuda = getattr(torch, "cuda", None)  # missing while torch is being imported
     if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
         return None
     return torch

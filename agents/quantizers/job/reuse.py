@@ -1,9 +1,9 @@
 """Keep results that a later job on the same model reuses: merged model and distributions.
 
-Both lie among the run's exports on the node and vanish with the run. Of each run one merged model
-is kept: merging another checkpoint makes room first, unless a job still works with the old one.
-A merged model is identified by its sources, so that a retry or a second format uses it as it is;
-distributions are identified by that and by their rows.
+Both are in the run's exports on the node and vanish with the run. One merged model is kept per run:
+merging another checkpoint deletes the old one first, unless another job still uses it. A merged
+model is identified by its sources, so that a retry or a second format uses it unchanged;
+distributions are identified by the same sources and by their rows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from agents.state import read_json, take_lock
 from agents.trainer.checkpoint.folder import Checkpoint
 
 LINEAGE_FILE = "rackless.json"
-"""File of a merged model that names its sources and the cost of merging."""
+"""File of a merged model with its sources and the cost of merging."""
 MOST_REFERENCE_BYTES = 4 << 30
-"""Maximum size of kept distributions: beyond it, disk space costs more than measuring again."""
+"""Maximum size of kept distributions, in bytes: beyond it, disk space costs more than measuring
+again."""
 
-# Version of the merge; raise it when merging gives other bytes.
+# Version of the merge, to increment when merging gives other bytes.
 _WAY = 4
 _MERGED, _REFERENCE = "merged-", ".reference-"
 
@@ -33,18 +34,18 @@ _MERGED, _REFERENCE = "merged-", ".reference-"
 def name_merge(checkpoint: Checkpoint) -> str:
     """Return the name of a merge's content: a hash of base, trained weights and `_WAY`."""
     manifest = checkpoint.manifest
-    files = sorted((one.path, one.sha256) for one in manifest.files)
-    told = json.dumps([_WAY, manifest.model_sha256, files])
-    return hashlib.sha256(told.encode("ascii")).hexdigest()
+    files = sorted((file.path, file.sha256) for file in manifest.files)
+    identity = json.dumps([_WAY, manifest.model_sha256, files])
+    return hashlib.sha256(identity.encode("ascii")).hexdigest()
 
 
 def weigh_files(folder: Path) -> dict[str, int]:
-    """Return the size of each file of weights, which shows whether a model is complete."""
+    """Return the size of each weight file, which shows whether a model is complete."""
     return {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
 
 
 def is_merged(folder: Path, content: str) -> bool:
-    """Tell whether a folder holds the merged model of that name, with all its weights."""
+    """Return whether a folder holds the complete merged model with this content."""
     found = read_json(folder / LINEAGE_FILE)
     if not isinstance(found, dict) or found.get("content") != content:
         return False
@@ -53,7 +54,7 @@ def is_merged(folder: Path, content: str) -> bool:
 
 
 def make_room(destination: Path) -> None:
-    """Remove earlier merged models of this run, and what is kept of them."""
+    """Delete earlier merged models of this run, and everything kept for them."""
     if not destination.name.startswith(_MERGED) or not destination.parent.is_dir():
         return
     for path in destination.parent.iterdir():
@@ -66,28 +67,28 @@ def make_room(destination: Path) -> None:
 
 
 def find_reference(model: Path, rows: Sequence[Sequence[int]], folder: Path) -> tuple[Path, bool]:
-    """Return the folder for the distributions of a model over rows, and whether it stays.
+    """Return the folder for the distributions of a model over rows, and whether it is kept.
 
     Args:
-        model: that they are of.
-        rows: token ids.
-        folder: that is being made; they vanish with it where the model is not known.
+        model: model of the distributions.
+        rows: token ids of the rows.
+        folder: folder of the result, which holds the distributions of an unknown model.
     """
     found = read_json(model / LINEAGE_FILE)
     content = found.get("content") if isinstance(found, dict) else None
     if not content:
         return folder / ".reference", False
-    told = json.dumps([content, [list(map(int, row)) for row in rows]])
-    key = hashlib.sha256(told.encode("ascii")).hexdigest()[:16]
+    identity = json.dumps([content, [list(map(int, row)) for row in rows]])
+    key = hashlib.sha256(identity.encode("ascii")).hexdigest()[:16]
     return model.with_name(f"{_REFERENCE}{model.name}-{key}"), True
 
 
 @contextmanager
 def using(model: Path) -> Iterator[None]:
-    """Keep other jobs from removing a merged model meanwhile."""
+    """Keep other jobs from deleting a merged model inside the block."""
     with ExitStack() as stack:
         with suppress(FileNotFoundError):
-            # The kernel drops the lock when the process dies, so a killed job blocks nobody.
+            # The kernel releases the lock when the process ends, so a killed job blocks no other.
             file = stack.enter_context((model / LINEAGE_FILE).open("rb"))
             fcntl.flock(file, fcntl.LOCK_SH)
         yield
@@ -97,5 +98,5 @@ def _is_idle(model: Path) -> bool:
     try:
         with (model / LINEAGE_FILE).open("rb") as file:
             return take_lock(file.fileno(), 0.0)
-    except OSError:  # no such file: it is no whole model
+    except OSError:  # without the file, the model is incomplete
         return True

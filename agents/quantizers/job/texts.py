@@ -1,7 +1,7 @@
-"""The texts that a quantized model is calibrated with and judged by, as token ids.
+"""Texts for calibrating and judging a quantized model, as token ids.
 
-Held-out rows come from the run's evaluation data where it has some; else the last rows of its
-training data are kept apart, and calibration uses the others, or a data file of its own.
+Held-out rows come from the run's evaluation data if it has some; else the last rows of its training
+data are held out, and calibration uses the others, or its own data file.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokens import tokenize_rows
 
 CALIBRATION_ROWS = 128
-"""As AWQ and GPTQ take (Lin et al. 2023, arXiv:2306.00978; Frantar et al. 2022,
+"""Number of rows, as used for AWQ and GPTQ (Lin et al. 2023, arXiv:2306.00978; Frantar et al. 2022,
 arXiv:2210.17323)."""
 HELD_OUT_ROWS = 32
 MOST_TOKENS = 512
-"""Of a row; the rest is left out."""
+"""Maximum length of a row; the rest is cut."""
 LEAST_TOKENS = 64
-"""Fewer in all rows together calibrate nothing."""
+"""Minimum number of tokens in all rows together for a meaningful calibration."""
 _MOST_READ = 20_000
 
 
@@ -51,14 +51,14 @@ def read_texts(
 
     Args:
         train: the run's training data.
-        evaluation: its evaluation data; None: it has none.
-        tokenizer: of the model.
-        own: data to calibrate with instead of the run's, of any format whatever the run's
-            objective is; held-out rows stay the run's.
-        most_tokens: of a row, for a model that holds fewer than `MOST_TOKENS`.
+        evaluation: the run's evaluation data; None: not given.
+        tokenizer: tokenizer of the model.
+        own: data to calibrate with instead of the run's, of any format regardless of the run's
+        objective; held-out rows still come from the run.
+        most_tokens: maximum length of a row, for models with a shorter context.
 
     Raises:
-        ExpectedError: the data cannot be read or is too short to say anything.
+        ExpectedError: the data cannot be read or is too short.
     """
     rows = _read(train, tokenizer, most_tokens)
     if evaluation is not None:
@@ -67,7 +67,7 @@ def read_texts(
             _read(evaluation, tokenizer, most_tokens, held_out_from=train.path),
         )
     else:
-        # Short data keep three quarters for calibration.
+        # Of short data, three quarters stay for calibration.
         apart = max(1, min(HELD_OUT_ROWS, len(rows) // 4))
         calibration, held_out = rows[:-apart], rows[-apart:]
     if own is not None:
@@ -89,10 +89,10 @@ def read_texts(
 
 
 def split_blocks(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the rows one behind the other, in blocks of one length; what remains is left out.
+    """Return the rows joined and divided into blocks of one length, dropping the remainder.
 
-    AutoAWQ joins what it gets. gptqmodel 7.6 searches AWQ's scales by all of its rows where they
-    are of one length and fit into one tensor, else by its last eight (`_layer_input_features`).
+    AutoAWQ joins its input. gptqmodel 7.6 searches AWQ's scales with all of its rows if they have
+    one length and fit into one tensor, else with its last eight (`_layer_input_features`).
 
     >>> split_blocks([[1, 2], [3]])
     [[1, 2, 3]]
@@ -114,7 +114,7 @@ def _read(
 ) -> list[tuple[int, ...]]:
     files = find_data(source.path, held_out_from=held_out_from)
     tally = Tally(name=files.name)
-    objective = "" if of_any_objective else source.objective  # which the reader expects nothing of
+    objective = "" if of_any_objective else source.objective  # empty: the reader accepts any format
     reader = RowReader(files, source.format, objective, tally)
     rows: list[tuple[int, ...]] = []
     for row in tokenize_rows(tokenizer, islice(reader, _MOST_READ), most_tokens):
@@ -123,12 +123,12 @@ def _read(
             continue
         rows.append(tuple(int(id) for id in row.segments[0].ids))
     tally.check_usable(len(rows))
-    # A single token predicts nothing.
+    # A single token has no next token to predict.
     return [row for row in rows if len(row) > 1]
 
 
 def _spread(rows: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-    """Return `count` rows from all over the data.
+    """Return `count` rows spread evenly over the data.
 
     >>> _spread([(1,), (2,), (3,), (4,), (5,)], 2)
     [(1,), (4,)]

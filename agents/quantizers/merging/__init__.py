@@ -1,1 +1,1 @@
-"""Merge a model tensor by tensor: what is in memory is the largest of them, not the model."""
+"""Merge a model tensor by tensor, with only the largest tensor in memory, not the model."""

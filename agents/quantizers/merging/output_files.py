@@ -1,8 +1,8 @@
 """Write the files of a model tensor by tensor.
 
 Transformers saves the outlines of a model: it chooses files, names and order, and writes configs
-and index as for any model. Where it would write a file of weights, only its header is written, by
-the library of safetensors; each tensor follows when it is there.
+and index as for any model. In place of each weight file, only its header is written, by the
+safetensors library; each tensor follows when it is ready.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class _Place(NamedTuple):
 
 
 class OutputFiles:
-    """The files of one model, whose tensors come in any order."""
+    """Files of one model, whose tensors come in any order."""
 
     def __init__(self, model: Any, folder: Path) -> None:
-        """Write configs, index and headers; files of weights get their final size, without data.
+        """Write configs, index and headers; weight files get their final size, without data.
 
         Args:
-            model: Model of Transformers, whose parameters may have no memory.
+            model: Model of Transformers, whose parameters may be on the meta device.
             folder: Folder to write to.
         """
         self._places: dict[str, _Place] = {}
@@ -50,7 +50,7 @@ class OutputFiles:
             modeling_utils.safe_save_file, modeling_utils.revert_weight_conversion = usual
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write tensors to their places; those that the model does not save are left out.
+        """Write tensors to their places, skipping those that the model does not save.
 
         Raises:
             OSError: the disk is full.
@@ -72,7 +72,7 @@ class OutputFiles:
         """Check that every tensor has been written.
 
         Raises:
-            RuntimeError: one has not.
+            RuntimeError: a tensor is missing.
         """
         if self._places:
             raise RuntimeError(f"{min(self._places)} and its like were not written")
@@ -87,15 +87,15 @@ class OutputFiles:
 def write_header(
     tensors: Mapping[str, Tensor], path: str | Path, metadata: dict[str, str] | None = None
 ) -> dict[str, int]:
-    """Write a safetensors file without its data; return where in it each tensor belongs.
+    """Write a safetensors file without its data; return the offset of each tensor.
 
     Args:
-        tensors: Outlines, which need no memory.
+        tensors: Outlines, which may be on the meta device.
         path: File to write, of its final size.
-        metadata: For its header.
+        metadata: Metadata of its header.
     """
-    # The order of tensors and the text of the header are the library's.
-    empty = {name: torch.empty(0, dtype=one.dtype) for name, one in tensors.items()}
+    # The library decides the order of tensors and the text of the header.
+    empty = {name: torch.empty(0, dtype=value.dtype) for name, value in tensors.items()}
     save_file(empty, path, metadata=metadata)
     with open(path, "rb") as file:
         header = json.loads(file.read()[_ALIGNMENT:])
@@ -120,14 +120,15 @@ def write_data(file: FileIO, tensor: Tensor) -> None:
         OSError: the disk is full.
     """
     data = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    # An unbuffered write may be short, and the kernel writes at most 2 GiB at once.
     while data:
         data = data[file.write(data) :]
 
 
 def _revert_apart(model: Any, outlines: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return outlines as files have them, each with a storage of its own.
+    """Return outlines in the layout of files, each with its own storage.
 
-    A part of an outline would count with the size of the whole where files are divided.
+    A view of an outline would count with the size of the whole when files are divided.
     """
     found = revert_weight_conversion(model, outlines)
-    return {name: torch.empty_like(one) if one.is_meta else one for name, one in found.items()}
+    return {name: torch.empty_like(t) if t.is_meta else t for name, t in found.items()}

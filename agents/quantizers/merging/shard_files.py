@@ -1,9 +1,9 @@
-"""Write the weights of a model whose tensors are known only when they are made.
+"""Write the weight files of a model whose tensor sizes are not known in advance.
 
-Quantizing gives tensors whose sizes nobody knows before, and a safetensors file begins with the
-sizes of all. So tensors are appended to a temporary file; once it has the size of one file of the
-model, they are copied, by the system, behind a header of the library's own. Beside the result the
-disk needs room for one such file, and memory for the largest tensor.
+Quantizing gives tensors of unknown sizes, but a safetensors file begins with the sizes of all. So
+tensors are appended to a temporary file; when it has the size of one file of the model, the kernel
+copies them behind a header written by the library. In addition to the result, this needs disk space
+for one such file, and memory for the largest tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor
 from agents.quantizers.merging.output_files import write_data, write_header
 
 SHARD_BYTES = 5_000_000_000
-"""Maximum size of a file, as where Transformers saves, and room that its tensors need beside it."""
+"""Maximum size of a file, as in Transformers, and the additional space for its tensors, in
+bytes."""
 _METADATA = {"format": "pt"}
 _LOOSE_FILE = ".loose"
 
@@ -30,7 +31,7 @@ class _Loose(NamedTuple):
 
 
 class ShardFiles:
-    """The files of weights of one model, in a folder that holds none.
+    """Weight files of one model, in a folder without any.
 
     Args:
         folder: Folder to write to.
@@ -58,7 +59,7 @@ class ShardFiles:
             self._loose_bytes += tensor.nbytes
 
     def finish(self) -> None:
-        """Write the last file and, where there are several, the index.
+        """Write the last file and, if there are several, the index.
 
         Raises:
             OSError: the disk is full.
@@ -78,12 +79,12 @@ class ShardFiles:
 
     def _close_shard(self) -> None:
         loose, path = self._folder / _LOOSE_FILE, self._folder / _name_part(len(self._shards) + 1)
-        outlines = {name: one.outline for name, one in self._loose.items()}
+        outlines = {name: part.outline for name, part in self._loose.items()}
         places = write_header(outlines, path, _METADATA)
         with loose.open("rb") as source, path.open("r+b") as target:
-            for name, one in self._loose.items():
+            for name, part in self._loose.items():
                 _copy(
-                    source.fileno(), target.fileno(), one.outline.nbytes, one.offset, places[name]
+                    source.fileno(), target.fileno(), part.outline.nbytes, part.offset, places[name]
                 )
         loose.unlink()
         self._shards.append(list(self._loose))
@@ -98,6 +99,7 @@ def _name_part(number: int) -> str:
 def _copy(source: int, target: int, size: int, begin: int, place: int) -> None:
     os.lseek(target, place, os.SEEK_SET)
     while size:
+        # Within the kernel: the bytes never pass through this process.
         done = os.sendfile(target, source, begin, size)
         if not done:
             raise RuntimeError("the temporary file of weights ends too early")

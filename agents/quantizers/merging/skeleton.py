@@ -1,8 +1,8 @@
 """Open a model of Transformers without its weights, and load them a few at a time.
 
-Transformers itself finds the files, chooses types, maps names and joins or cuts tensors; it does so
-first with outlines, tensors without memory, and then with the real ones. Tensors that become one
-parameter, such as the matrices of all experts of a layer, are loaded together.
+Transformers itself finds the files, chooses types, maps names and joins or cuts tensors, first with
+outlines (tensors on the meta device), then with the real ones. Tensors that become one parameter,
+such as the matrices of all experts of a layer, are loaded together.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _META = torch.device("meta")
 
 
 class Skeleton:
-    """A model whose parameters have memory only while they are loaded."""
+    """Model whose parameters have memory only while they are loaded."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         """Open a folder.
 
         Args:
-            folder: Of Transformers.
-            **settings: Of `from_pretrained`, such as a configuration by which weights are quantized
-                while they are loaded, and the device that does it.
+            folder: Folder of Transformers.
+            **settings: Arguments of `from_pretrained`, such as a configuration for quantizing
+                weights while they are loaded, and the device for it.
 
         Raises:
-            ExpectedError: its weights are quantized, and no update can be added to them.
+            ExpectedError: its weights are quantized, so that no update can be added to them.
         """
         self._files = find_files(folder)
         self._groups: dict[str, list[str]] = {}
@@ -60,46 +60,46 @@ class Skeleton:
     def load(self) -> Iterator[dict[str, Tensor]]:
         """Yield all parameters by name, those of one group of tensors at a time.
 
-        What was yielded is released when the next is asked for. Writing into it changes no file.
+        A yielded group is released when the next is requested. Writing into it changes no file.
         """
         for names in list(self._groups.values()):
             found = self._load(names)
             yield found
             for copy, source in self._copies.items():
                 if source in found:
-                    # Loaded again: what was yielded may have been written into.
+                    # Loaded again, since the caller may have written into the yielded one.
                     yield {copy: self._load(names)[source]}
             del found
-        # What no file has, as the class has initialised it.
-        rest = {name: one for name, one in self.model.state_dict().items() if not one.is_meta}
+        # Values that no file has, as initialized by the class.
+        rest = {name: value for name, value in self.model.state_dict().items() if not value.is_meta}
         if rest:
             yield rest
 
     def revert(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors as files have them, by the names that they have there."""
+        """Return tensors with the names and layout of files."""
         self.model._weight_conversions = self._conversions
         found: dict[str, Tensor] = revert_weight_conversion(self.model, dict(tensors))
         return found
 
     def untie(self, name: str) -> None:
-        """Give a parameter that shares the weights of the embeddings weights of its own."""
+        """Separate a parameter from the embeddings that it shares weights with."""
         embeddings, weight = self.model.get_input_embeddings(), self.model.get_parameter(name)
         above, _, last = name.rpartition(".")
         module = self.model.get_submodule(above)
         if module is embeddings or embeddings.weight is not weight:
             return
         everything = self.model.named_parameters(remove_duplicate=False)
-        shared = [one for one, parameter in everything if parameter is weight]
-        loaded = next(one for one in shared if one in self._groups)
-        self._copies.update({one: loaded for one in {name, *shared} - {loaded}})
+        shared = [other for other, parameter in everything if parameter is weight]
+        loaded = next(other for other in shared if other in self._groups)
+        self._copies.update({other: loaded for other in {name, *shared} - {loaded}})
         setattr(module, last, nn.Parameter(torch.empty_like(weight), requires_grad=False))
-        # Otherwise loading would tie the two again. Multimodal models have two configs.
+        # Else loading would tie the two again. Multimodal models have two configs.
         for config in (self.model.config, self.model.config.get_text_config()):
             config.tie_word_embeddings = False
 
     @contextmanager
     def _outlining(self) -> Iterator[None]:
-        """Let Transformers load outlines instead of weights inside the block."""
+        """Make Transformers load outlines instead of weights inside the block."""
         usual = PreTrainedModel._load_pretrained_model
 
         def load(model: Any, state: Any, files: Any, config: Any, *rest: Any, **more: Any) -> Any:
@@ -107,7 +107,7 @@ class Skeleton:
             self._groups = group_by_parameter(model, self._files, config.weight_mapping)
             self._leave_out_repeated()
             outlines: dict[str, Tensor] = {}
-            # A tensor without memory cannot be quantized; these parameters are outlines already.
+            # A meta tensor cannot be quantized; these parameters are outlines already.
             quantized = {name for name in self._groups if self._is_quantized(name)}
             for name in self._groups.keys() - quantized:
                 with self._open(self._groups[name]) as slices:
@@ -126,49 +126,49 @@ class Skeleton:
             PreTrainedModel._load_pretrained_model = staticmethod(usual)
 
     def _is_quantized(self, name: str) -> bool:
-        """Tell whether a parameter is quantized when it is loaded."""
+        """Return whether a parameter is quantized while it is loaded."""
         quantizer = self._config.hf_quantizer
         return quantizer is not None and quantizer.param_needs_quantization(self.model, name)
 
     def _leave_out_repeated(self) -> None:
-        """Leave out weights that are tied to others which are in the files as well, and equal.
+        """Skip weights that are tied to equal weights in the same files.
 
         Transformers compares them when both are loaded, and ties them only then.
         """
         for target, source in self.model.all_tied_weights_keys.items():
             if target in self._groups and source in self._groups:
-                both = [self._load(self._groups[one])[one] for one in (target, source)]
+                both = [self._load(self._groups[name])[name] for name in (target, source)]
                 if torch.equal(*both):
                     del self._groups[target]
 
     def _load(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the parameters that tensors of files become; the model keeps its outlines."""
+        """Return the parameters made from tensors of files; the model keeps its outlines."""
         known = {
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers()),
         }
         with self._open(names) as slices:
-            told, _ = convert_and_load_state_dict_in_model(self.model, slices, self._config)
+            loaded, _ = convert_and_load_state_dict_in_model(self.model, slices, self._config)
         found: dict[str, Tensor] = {}
-        for name in known.keys() & self.model.state_dict().keys() - told.missing_keys:
+        for name in known.keys() & self.model.state_dict().keys() - loaded.missing_keys:
             above, _, last = name.rpartition(".")
             module = self.model.get_submodule(above)
             value = getattr(module, last)
             found[name] = value.detach()
-            # What bitsandbytes writes beside packed weights.
+            # Tensors that bitsandbytes stores with packed weights.
             if (state := getattr(value, "quant_state", None)) is not None:
                 about = state.as_dict(packed=True)
-                found |= {f"{name}.{key}": one for key, one in about.items()}
+                found |= {f"{name}.{key}": part for key, part in about.items()}
                 module.quant_state = None  # or every module keeps its constants
             setattr(module, last, known[name])
         return found
 
     @contextmanager
     def _open(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Give slices of tensors, which map their files.
+        """Yield slices of tensors, which map their files.
 
-        Files are opened for each group: pages that were written to stay in memory until the last
-        tensor that maps the same opened file is gone.
+        Files are opened for each group, since written pages stay in memory until the last tensor
+        that maps the same opened file is gone.
         """
         with ExitStack() as stack:
             opened = {

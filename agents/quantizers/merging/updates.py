@@ -1,4 +1,4 @@
-"""What a run has trained, parameter by parameter: updates of an adapter, or whole weights.
+"""Trained values of a run, parameter by parameter: updates of an adapter, or whole weights.
 
 Each weight is merged in float32 and rounded to its own type once, a few rows or experts at a time.
 """
@@ -23,11 +23,11 @@ from agents.trainer.checkpoint.sharded_files import find_shards, read_shapes
 from agents.trainer.checkpoint.state import FULL_STEM
 from agents.trainer.model.experts import names_as_they_are
 
-# Bound of the weights that are merged at once; each takes three times four bytes meanwhile.
+# Maximum number of weights merged at once; each needs three times four bytes.
 _MAX_PART = 1 << 22
 
 Update = Callable[[Tensor], None]
-"""Changes a weight in place.
+"""Function that changes a weight in place.
 
 Raises:
     ExpectedError: the result is not finite.
@@ -38,13 +38,13 @@ def read_adapter(model: Any, folder: Path) -> dict[str, Update]:
     """Return the update of each parameter that an adapter changes, by the parameter's name.
 
     Args:
-        model: Base model, whose parameters need no memory.
+        model: Base model, whose parameters may be on the meta device.
         folder: Checkpoint.
     """
     with names_as_they_are():
         adapted = PeftModel.from_pretrained(copy.deepcopy(model), folder, low_cpu_mem_usage=True)
-        # PEFT has moved the adapter to its base, which has no memory, and would do so again.
-        layers = [one for one in adapted.modules() if isinstance(one, LoraLayer)]
+        # PEFT has moved the adapter to its base's meta device, and would do so again.
+        layers = [module for module in adapted.modules() if isinstance(module, LoraLayer)]
         for layer in layers:
             layer._move_adapter_to_device_of_base_layer = _stay
         weights = load_peft_weights(str(folder), device="cpu")
@@ -53,7 +53,7 @@ def read_adapter(model: Any, folder: Path) -> dict[str, Update]:
     updates: dict[str, Update] = {}
     for place, layer in base.named_modules():
         if isinstance(layer, LoraLayer):
-            # An adapter on experts belongs to one parameter of theirs, which has all of them.
+            # An adapter on experts belongs to one parameter that holds all experts.
             name = getattr(layer, "parameter_name", "weight")
             owner = place.replace(".base_layer", "")
             updates[f"{owner}.{name}"] = _AdapterUpdate(place, layer)
@@ -80,7 +80,7 @@ class _AdapterUpdate:
 
     def __call__(self, weight: Tensor) -> None:
         layer = self._layer
-        # GPT-2 stores its weights with inputs first; the length of DoRA is that of an output's.
+        # GPT-2 stores weights with inputs first, but DoRA's lengths are those of outputs.
         rows = weight.T if layer.fan_in_fan_out else weight
         step = max(1, _MAX_PART * len(rows) // max(1, rows.numel()))
         for first in range(0, len(rows), step):
@@ -95,7 +95,7 @@ class _AdapterUpdate:
             part.copy_(merged)
 
     def _find_delta(self, adapter: str, first: int, end: int) -> Tensor:
-        """Return what the adapter adds to some rows (R, I), or to some experts (R, O, I).
+        """Return the adapter's contribution to some rows (R, I), or to some experts (R, O, I).
 
         The layout of an adapter on experts is that of PEFT's `ParamWrapper.get_delta_weight`,
         which would round the sum of all experts to half precision.
@@ -129,7 +129,7 @@ def refuse_diverged(name: str, weight: Tensor) -> None:
     """Check that all numbers are finite.
 
     Raises:
-        ExpectedError: they are not.
+        ExpectedError: a number is not finite.
     """
     if not weight.isfinite().all():
         raise ExpectedError(
@@ -139,5 +139,5 @@ def refuse_diverged(name: str, weight: Tensor) -> None:
 
 
 def _lengthen(rows_OI: Tensor, lengths_O: Tensor) -> Tensor:
-    """Give each output's weights the length that DoRA has learned (Liu et al. 2024, equation 5)."""
+    """Scale each output's weights to the length learned by DoRA (Liu et al. 2024, equation 5)."""
     return rows_OI * (lengths_O / torch.linalg.norm(rows_OI, dim=1))[:, None]

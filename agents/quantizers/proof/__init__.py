@@ -1,1 +1,1 @@
-"""Comparing a quantized model with its original, and the verdict and card that follow."""
+"""Compare a quantized model with its original, and derive verdict and card."""

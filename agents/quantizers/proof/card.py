@@ -1,4 +1,4 @@
-"""The card of an artifact: its README.md, with where it comes from and what was measured of it."""
+"""Card of an artifact: its README.md, with its origin and its measurements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agents.quantizers.proof.verdict import Proof
 from agents.state import read_json
 from agents.trainer.model.causal_class import name_public_class
 
-# What the hub takes as a base; a folder's path there makes it refuse the whole card.
+# Form of a base that the hub accepts; with a folder's path it refuses the whole card.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -32,14 +32,14 @@ def write_card(
     """Return the card as Markdown.
 
     Args:
-        method: of `agents.contract.formats.METHODS`.
-        origin: of the artifact.
-        proofs: of its files.
-        texts: that were used.
-        folder: with the artifact's files, this card's not yet among them.
-        phases: what making it took, merging included.
-        engine: that made AWQ.
-        left_wide: sentence on what stays in 16 bits; None: no large part does.
+        method: one of `agents.contract.formats.METHODS`.
+        origin: origin of the artifact.
+        proofs: proofs of its files.
+        texts: texts of calibration and proof.
+        folder: folder with the artifact's files, without this card.
+        phases: measured phases of making it, including the merge.
+        engine: package that made AWQ.
+        left_wide: sentence on the part that stays in 16 bits; None: no large part does.
     """
     licence = f"license: {origin.licence}\n" if origin.licence else ""
     base = f"base_model: {origin.base}\n" if _HUB_ID.fullmatch(origin.base) else ""
@@ -96,7 +96,7 @@ def _calibration(method: str, texts: Texts) -> str:
 
 
 def _use(method: str, files: Mapping[str, int], class_name: str) -> list[str]:
-    """Return how to try it; FOLDER is where it lies, or its name on the hub."""
+    """Return instructions for use; FOLDER stands for its folder, or its name on the hub."""
     if EXPORTS[method].runtime == "llama.cpp":
         name = min((n for n in files if n.endswith(".gguf")), key=lambda n: files[n])
         return ["```", f"llama-cli -m {name} -cnv", "```"]
@@ -152,9 +152,11 @@ def _speeds(proof: Proof) -> tuple[str, str]:
 
 def _costs(phases: Sequence[Phase]) -> list[str]:
     rows = ["| phase | seconds | memory | GPU memory |", "|---|---|---|---|"]
-    for one in phases:
-        vram = "" if one.vram_bytes is None else f"{one.vram_bytes / 1e9:,.2f} GB"
-        rows.append(f"| {one.name} | {one.seconds:,.1f} | {one.ram_bytes / 1e9:,.2f} GB | {vram} |")
+    for phase in phases:
+        vram = "" if phase.vram_bytes is None else f"{phase.vram_bytes / 1e9:,.2f} GB"
+        rows.append(
+            f"| {phase.name} | {phase.seconds:,.1f} | {phase.ram_bytes / 1e9:,.2f} GB | {vram} |"
+        )
     return rows
 
 
@@ -180,7 +182,7 @@ def _tell_runtime(proof: Proof) -> str:
 
 
 def _tell_share(share: float) -> str:
-    """Return it in percent, never rounded up to all.
+    """Return a share in percent, never rounded up to all.
 
     >>> _tell_share(1.0), _tell_share(0.99999), _tell_share(0.5)
     ('all', '99.9 %', '50.0 %')

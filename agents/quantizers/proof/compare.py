@@ -1,9 +1,9 @@
-"""Measure how far a quantized model is from its original, over the same held-out tokens.
+"""Measure the distance of a quantized model from its original, over the same held-out tokens.
 
 The measure is the mean Kullback-Leibler divergence from the original's next-token distribution to
-the other one's: perplexity alone rates a damaged model as nearly whole, because errors in either
-direction cancel. Only one model is in memory at a time, so the original's distributions wait in a
-file meanwhile, in half precision: 2 bytes for each token and word of the vocabulary.
+the other one's: perplexity alone rates a damaged model as nearly intact, because errors in both
+directions cancel out. Only one model is in memory at a time, so the original's distributions are
+kept in a file, in half precision: 2 bytes for each token and word of the vocabulary.
 
 Shape letters: B one row, T tokens of a row, N tokens of all rows, V words.
 """
@@ -26,7 +26,7 @@ from agents.quantizers.inference.models import find_device
 
 _IMPOSSIBLE = 1e-9
 
-# Nats per token: e to the power of more is beyond a float, and a model beyond use.
+# Nats per token. e to a higher power overflows a float, and the model is unusable anyway.
 _MOST_LOSS = 700.0
 _BROKEN_ORIGINAL = (
     "The model that is to be quantized predicts numbers that are not finite.",
@@ -43,11 +43,11 @@ class Distance:
     """Distance of one model from the original, as means over all predicted tokens."""
 
     kl: float
-    """D(original || other), nats per token (Kullback and Leibler 1951); 0: the same."""
+    """D(original || other), in nats per token (Kullback and Leibler 1951); 0: identical."""
     top1: float
-    """Share of tokens whose likeliest next word is the same, 0 to 1."""
+    """Share of tokens with the same likeliest next word, 0 to 1."""
     perplexity: float
-    """exp of the mean cross-entropy of the text."""
+    """Perplexity: exp of the mean cross-entropy of the text."""
     num_tokens: int
 
 
@@ -56,17 +56,17 @@ class ReferenceOutputs:
     """The original's distributions, kept in a file."""
 
     logits: Path
-    """float16 (N, V): log-probabilities."""
+    """Log-probabilities, float16 (N, V)."""
     num_words: int
     perplexity: float
     num_tokens: int
 
 
 class Predictor(Protocol):
-    """Something that predicts next tokens."""
+    """Object that predicts next tokens."""
 
     def predict(self, row: Sequence[int]) -> Tensor:
-        """Return log-probabilities (T - 1, V) of what follows each token but the last, float32."""
+        """Return log-probabilities (T - 1, V) of the token after each one but the last, float32."""
         ...
 
 
@@ -114,7 +114,7 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
         loss += _loss(targets_T, logs_TV)
         place += len(targets_T)
     assert kept_NV is not None
-    # Written so that NaN is refused as well.
+    # Written so that NaN, which compares false, is refused.
     if not loss / num_tokens < _MOST_LOSS:
         raise ExpectedError(*_BROKEN_ORIGINAL)
     kept_NV.flush()
@@ -127,7 +127,7 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
 
 
 def _reserve(path: Path, num_bytes: int) -> None:
-    """Reserve disk space: writing to a mapped file with holes kills the process on a full disk."""
+    """Reserve disk space, since a write to a mapped hole kills the process on a full disk."""
     try:
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, num_bytes)
@@ -138,10 +138,10 @@ def _reserve(path: Path, num_bytes: int) -> None:
 def measure(
     predictor: Predictor, rows: Sequence[Sequence[int]], reference: ReferenceOutputs
 ) -> Distance:
-    """Return how far another model is from the remembered one over the same rows.
+    """Return the distance of another model from the recorded one over the same rows.
 
     Raises:
-        ExpectedError: it predicts numbers that are not finite.
+        ExpectedError: the model predicts numbers that are not finite.
     """
     shape = (reference.num_tokens, reference.num_words)
     kept_NV = np.memmap(reference.logits, dtype=np.float16, mode="r", shape=shape)
@@ -151,7 +151,7 @@ def measure(
             raise ExpectedError(*_BROKEN_RESULT)
         taken = torch.from_numpy(np.array(kept_NV[place : place + len(targets_T)]))
         words = min(logs_TV.shape[1], reference.num_words)  # some formats drop or add padding
-        # float16 rounds log-probabilities, which then no longer sum to 1: normalize again.
+        # float16 rounds log-probabilities, so normalize them again.
         kept_TV = taken.float().log_softmax(-1)[:, :words]
         kl += diverge(kept_TV, logs_TV[:, :words])
         same += int((kept_TV.argmax(1) == logs_TV.argmax(1)).sum())
@@ -160,7 +160,7 @@ def measure(
     if not (math.isfinite(kl) and loss / place < _MOST_LOSS):
         raise ExpectedError(*_BROKEN_RESULT)
     return Distance(
-        # Rounding can bring the mean of equal models slightly below 0.
+        # Rounding can make the mean of equal models slightly negative.
         kl=max(0.0, kl / place),
         top1=same / place,
         perplexity=math.exp(loss / place),
@@ -169,20 +169,20 @@ def measure(
 
 
 def diverge(first_TV: Tensor, second_TV: Tensor) -> float:
-    """Return the sum over T of D(first || second), nats, of log-probabilities (T, V).
+    """Return the sum over T of D(first || second), in nats, of log-probabilities (T, V).
 
     >>> half = torch.tensor([[0.5, 0.5]]).log()
     >>> round(diverge(half, torch.tensor([[0.25, 0.75]]).log()), 4)
     0.1438
     """
     terms_TV = first_TV.exp() * (first_TV - second_TV)
-    # 0 * -inf is NaN, where the term of an impossible word is 0.
+    # 0 * -inf is NaN, but the term of an impossible word is 0.
     possible_TV = first_TV > math.log(_IMPOSSIBLE)
     return terms_TV.where(possible_TV, torch.zeros_like(terms_TV)).double().sum().item()
 
 
 def _walk(predictor: Predictor, rows: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the words that follow (T,) and log-probabilities for them (T, V), row by row."""
+    """Yield the following words (T,) and their log-probabilities (T, V), row by row."""
     for row in rows:
         if len(row) > 1:
             yield torch.tensor(list(row[1:])), predictor.predict(row)

@@ -1,9 +1,9 @@
-"""Prove a result of Transformers: packed, as it will be used, where memory holds it.
+"""Prove a result of Transformers: packed, as it will be used, if memory can hold it.
 
-Packed layers unpack their weights themselves, so that the whole model has to be on a GPU or in RAM.
-Where neither holds it, its weights are unpacked to 16 bits on the disk, and come from there for
-each pass as those of the original do. Answers and distances are the same but for rounding; speeds
-would be those of the disk, and are not measured.
+Packed layers unpack their weights themselves, so the whole model must be on a GPU or in RAM. If it
+fits neither, its weights are unpacked to 16 bits on the disk, and read from there for each pass
+like those of the original. Answers and distances are equal except for rounding; speeds would be
+those of the disk, and are not measured.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from agents.quantizers.proof.reference_model import (
 from agents.quantizers.proof.verdict import Proof
 
 _UNPACKED = ".unpacked"
-# Of a value that was unpacked on a CPU: kernels there keep it in float32.
+# Size of a value unpacked on a CPU, whose kernels keep it in float32.
 _WIDE_BYTES = 4
 _PLAIN_BYTES = 2
 
 
 def expect_room(job: MakeJob, model: Path, destination: Path) -> None:
-    """Check, before hours of work, that its result can be measured by memory or disk.
+    """Check, before hours of work, that the result can be measured in memory or from the disk.
 
-    The result is taken to be as small as it can be, and all free memory to be there later on.
+    This assumes the smallest possible result, and that free memory stays free.
 
     Args:
-        job: names method, types and device.
+        job: method, types and device.
         model: folder of the merged model.
-        destination: folder to be, on the disk that counts.
+        destination: future folder of the result, on the disk to check.
 
     Raises:
         ExpectedError: neither memory nor disk has room for it.
@@ -69,7 +69,7 @@ def expect_room(job: MakeJob, model: Path, destination: Path) -> None:
     if is_on_gpu or packed + _WIDE_BYTES * num_weights <= free_bytes:
         return
     unpacked = _PLAIN_BYTES * num_weights
-    disk = next(one for one in destination.parents if one.is_dir())
+    disk = next(parent for parent in destination.parents if parent.is_dir())
     _require_room(disk, packed + _needed_room(unpacked))
 
 
@@ -77,10 +77,10 @@ def prove_folder(job: MakeJob, folder: Path, first: Original, progress: JobProgr
     """Measure a result.
 
     Args:
-        job: names method, types and device.
-        folder: folder of the result, where it may be unpacked for a while.
-        first: what is remembered of the original.
-        progress: of the job.
+        job: method, types and device.
+        folder: folder of the result, in which it may be unpacked temporarily.
+        first: measurements of the original.
+        progress: progress of the job.
 
     Raises:
         ExpectedError: neither memory nor disk has room for it.
@@ -89,16 +89,16 @@ def prove_folder(job: MakeJob, folder: Path, first: Original, progress: JobProgr
     if is_held_packed(folder, job.device):
         try:
             return _prove_packed(job, folder, first)
-        except torch.OutOfMemoryError:  # its layers unpack to more than there is
+        except torch.OutOfMemoryError:  # its layers need more memory for unpacking
             pass
     return prove_unpacked(job, folder, first, progress)
 
 
 def is_held_packed(folder: Path, device: str) -> bool:
-    """Return whether GPU or RAM holds a packed model while it is used.
+    """Return whether GPU or RAM can hold a packed model while it is used.
 
-    A GPU that does not is better given plain weights layer by layer than left for the CPU, which
-    takes many times as long; but if the disk has no room for them, RAM will do.
+    If the GPU cannot, streaming plain weights to it layer by layer is many times as fast as the
+    CPU; but without disk space for plain weights, RAM has to do.
     """
     packed, (free_gpu_bytes, free_bytes) = PackedModel(folder), read_free_memory(device)
     place = choose_place(weigh(folder), device, free_gpu_bytes, free_bytes, may_stream=True)
@@ -123,12 +123,14 @@ def _require_room(disk: Path, needed_bytes: int) -> None:
 
 
 def _needed_room(unpacked_bytes: int) -> int:
-    return unpacked_bytes + min(unpacked_bytes, SHARD_BYTES)  # tensors of a file wait in another
+    return unpacked_bytes + min(
+        unpacked_bytes, SHARD_BYTES
+    )  # the tensors of one file are buffered in another
 
 
 def _prove_packed(job: MakeJob, folder: Path, first: Original) -> Proof:
     times = None
-    if job.method == "nf4" and job.device == "cpu":  # layers keep unpacked weights after a use
+    if job.method == "nf4" and job.device == "cpu":  # layers keep unpacked weights after use
         times = time_answer(load_model(folder, job.device), first.prompts[0])
     made = load_model(folder, job.device)
     if times is None:
@@ -139,7 +141,7 @@ def _prove_packed(job: MakeJob, folder: Path, first: Original) -> Proof:
 
 
 def prove_unpacked(job: MakeJob, folder: Path, first: Original, progress: JobProgress) -> Proof:
-    """Measure a result by its weights in 16 bits, which lie in its folder meanwhile.
+    """Measure a result by its weights in 16 bits, unpacked temporarily into its folder.
 
     Raises:
         ExpectedError: the disk has no room for them.

@@ -1,8 +1,8 @@
-"""Map each request to its handler. A file of handlers is imported at its first request.
+"""Map each request to its handler; a module of handlers is imported at its first request.
 
 A handler takes the Call and the request, and returns the answer, or None for an empty one. It may
-raise ExpectedError (the world's fault) or WireError (the arguments are wrong); the server answers
-for it. The file has the name of the one in `agents.contract.requests` with the request's class.
+raise ExpectedError (the world's fault) or WireError (wrong arguments); the server turns them into
+the response. Its module has the same name as the request's module in `agents.contract.requests`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HANDLERS: dict[type[NodeRequest[Any]], Handler[Any]] = {}
 
 
 def handles(request: type[R]) -> Callable[[Handler[R]], Handler[R]]:
-    """Return a decorator of the function that answers a class of requests."""
+    """Return a decorator for the function that answers a class of requests."""
 
     def register(handler: Handler[R]) -> Handler[R]:
         _HANDLERS[request] = handler
@@ -31,7 +31,7 @@ def handles(request: type[R]) -> Callable[[Handler[R]], Handler[R]]:
 
 
 def find_handler(kind: str) -> Callable[[Call], Any] | None:
-    """Return the function that answers requests of this kind; None: there is none."""
+    """Return the function that answers requests of this kind, or None if the kind is unknown."""
     request = find_request(kind)
     if request is None:
         return None
@@ -41,6 +41,7 @@ def find_handler(kind: str) -> Callable[[Call], Any] | None:
 
 def handler_of(request: type[R]) -> Handler[R]:
     """Return the function that answers a class of requests."""
+    # The import registers the handlers of the module.
     room = request.__module__.rpartition(".")[2]
     importlib.import_module(f"agents.serve.handlers.{room}")
     return _HANDLERS[request]

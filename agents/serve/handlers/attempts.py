@@ -1,4 +1,4 @@
-"""Handle requests about attempts: launch, status, list, stop, control request."""
+"""Handlers of requests about attempts: launch, status, list, stop, control request."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from agents.supervisor.ownership import end_strays, keep_all_owned, keep_owned
 from agents.supervisor.stop import stop as stop_attempt
 from agents.supervisor.sweep import read_tagged
 
+# Room for the envelope of the response.
 MAX_LIST_BYTES = MAX_LINE_BYTES - 4096
 
 
@@ -50,19 +51,19 @@ def launch(call: Call, request: LaunchAttempt) -> AttemptStatus:
 
 @handles(ConfirmAttempt)
 def confirm(call: Call, request: ConfirmAttempt) -> None:
-    """Let this node's part of an attempt go on: for a moment, or for good."""
+    """Confirm this node's part of an attempt, temporarily or finally."""
     confirm_attempt(AttemptFolder(call.home, request.run_id, request.attempt), request.is_final)
 
 
 @handles(OwnAttempt)
 def own(call: Call, request: OwnAttempt) -> None:
-    """Remember the master that takes an attempt over."""
+    """Record the master that takes over an attempt."""
     write_owner(AttemptFolder(call.home, request.run_id, request.attempt), request.master)
 
 
 @handles(KeepAttempt)
 def keep(call: Call, request: KeepAttempt) -> None:
-    """Leave the attempt to the master that asks, or close it, so that no node recovers it."""
+    """Reserve the attempt for the master, or close it, so that no node recovers it."""
     attempt = AttemptFolder(call.home, request.run_id, request.attempt)
     if request.is_closed:
         close(attempt, "a master said so")
@@ -74,26 +75,27 @@ def keep(call: Call, request: KeepAttempt) -> None:
 def status(call: Call, request: ReadAttempt) -> AttemptStatus:
     """Return the status of an attempt on this node."""
     attempt = AttemptFolder(call.home, request.run_id, request.attempt)
-    with contextlib.suppress(ExpectedError):  # the state can be read all the same
+    with contextlib.suppress(ExpectedError):  # the status can be read even if this fails
         keep_owned(attempt)
     return read_status(attempt)
 
 
 @handles(ListAttempts)
 def list_all(call: Call, request: ListAttempts) -> Attempts:
-    """Return the attempts that this node knows, as many of the newest as fit into an answer.
+    """Return the attempts that this node knows, without the oldest if they exceed a response.
 
     Only the newest attempt of each run carries its spec and all its ranks.
     """
     keep_all_owned(call.home)
-    # Once for all attempts: each scan reads the environment of every process.
+    # Once for all attempts, since each scan reads the environment of every process.
     tagged = list(read_tagged())
+    # Processes that no attempt owns any more would hold their GPUs for good.
     end_strays(call.home, tagged)
     attempts = find_attempts(call.home)
     newest = {attempt.run_id: attempt.number for attempt in attempts}
     statuses = [read_status(attempt, tagged) for attempt in attempts]
-    told = [s if newest[s.run_id] == s.attempt else _shorten(s) for s in statuses]
-    return Attempts(attempts=_fit(told))
+    shown = [s if newest[s.run_id] == s.attempt else _shorten(s) for s in statuses]
+    return Attempts(attempts=_fit(shown))
 
 
 def _shorten(status: AttemptStatus) -> AttemptStatus:
@@ -101,10 +103,10 @@ def _shorten(status: AttemptStatus) -> AttemptStatus:
 
 
 def _fit(statuses: list[AttemptStatus]) -> tuple[AttemptStatus, ...]:
-    """Return them without the oldest when they are too many for one message."""
+    """Return the statuses, without the oldest if they are too many for one message."""
     left_bytes = MAX_LIST_BYTES
     kept = []
-    # The newest take the space first; the answer keeps the original order.
+    # Space is given to the newest first; the answer keeps the original order.
     for index in sorted(range(len(statuses)), key=lambda i: -(statuses[i].started_s or 0.0)):
         left_bytes -= len(json.dumps(to_wire(statuses[index])))
         if left_bytes < 0:
@@ -115,7 +117,7 @@ def _fit(statuses: list[AttemptStatus]) -> tuple[AttemptStatus, ...]:
 
 @handles(StopAttempt)
 def stop(call: Call, request: StopAttempt) -> AttemptStatus:
-    """End an attempt here; answer once no tagged process is left."""
+    """End an attempt on this node; answer after the last tagged process is gone."""
     attempt = AttemptFolder(call.home, request.run_id, request.attempt)
     return stop_attempt(attempt, request.grace_s, at_loss=request.at_loss)
 
@@ -125,7 +127,7 @@ def wish(call: Call, request: ControlAttempt) -> None:
     """Write a control request for the trainer, which checks for one at each step."""
     attempt = AttemptFolder(call.home, request.run_id, request.attempt)
     attempt.require()
-    # Nobody would take the request, and the user would wait for its effect.
+    # No rank would read the request, and the user would wait for its effect.
     if is_over(attempt):
         raise ExpectedError(
             f"Attempt {request.attempt} of run {request.run_id} has ended on this node."

@@ -1,4 +1,4 @@
-"""Handle requests about conversations: load a model, ask it, stop an answer, unload it."""
+"""Handlers of requests about chats: load a model, ask it, stop an answer, unload it."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ def open_chat(call: Call, job: ChatJob) -> ChatOpened:
             {**to_wire(job), "device": place.device, "in_4_bits": job.in_4_bits and on_gpu},
         )
         argv = command(job.python, "agents.quantizers.chat", str(file))
-        # On the CPU the program must not see a GPU: initializing CUDA alone takes its memory.
+        # On the CPU the program must not see a GPU, since initializing CUDA takes GPU memory.
         shown = None if on_gpu else place.device
         chat.start(call.children, argv, job_environ(call.home, packages, shown), read_said)
         said = _wait_for(chat, call, "opened")
     if said is None:
+        # A failed load leaves nothing to close or ask.
         call.chats.pop(job.chat, None)
         raise ExpectedError(f"The model could not be loaded: {chat.ended}.", "Try another node")
     return from_wire(ChatOpened, {**said, "device": place.device, "note": note}, "opened")
@@ -63,7 +64,7 @@ def ask(call: Call, request: AskChat) -> ChatReply:
     chat = call.chats.get(request.chat)
     if chat is None:
         return ChatReply(answer=None, ended="the connection was lost in the meantime")
-    # Messages carry no question's id, so a second listener would take the first one's answer.
+    # Messages carry no question id, so a second listener would receive the first one's answer.
     if not chat.asking.acquire(blocking=False):
         raise ExpectedError(
             "The model is still answering the previous question.", "Stop that answer first"
@@ -82,6 +83,7 @@ def ask(call: Call, request: AskChat) -> ChatReply:
 def stop(call: Call, request: StopChat) -> None:
     """Cut the current answer short."""
     chat = call.chats.get(request.chat)
+    # A chat that is gone has no answer to stop.
     if chat is not None:
         chat.send({"kind": "stop"})
 
@@ -95,7 +97,7 @@ def close(call: Call, request: CloseChat) -> None:
 
 
 def _wait_for(chat: Chat, call: Call, kind: str) -> dict[str, Any] | None:
-    """Return the next message of this kind from the program; None: it has ended."""
+    """Return the next message of this kind from the program, or None if it has ended."""
     for said in chat.listen():
         if said.get("kind") == kind:
             return said

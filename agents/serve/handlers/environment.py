@@ -1,4 +1,4 @@
-"""Handle requests about the training environment: its tools, wheels, building and pruning."""
+"""Handlers of requests about the training environment: tools, wheels, building and pruning."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def find(call: Call, request: EnvironmentQuery) -> EnvironmentReport:
 
 @handles(FindBuildTools)
 def find_tools(call: Call, request: FindBuildTools) -> EnvironmentTools:
-    """Look for a Python and a uv to build with."""
+    """Find a Python and a uv to build with."""
     return build_tools.find_tools(call.home, call.children)
 
 
@@ -66,13 +66,13 @@ def bring_python(call: Call, request: BringPython) -> EnvironmentTools:
 
 @handles(LookForWheels)
 def look_for_wheels(call: Call, request: LookForWheels) -> WheelReport:
-    """Say which wheels of a lock are here."""
+    """Return which wheels of a lock are on this node."""
     return wheels.look_for_wheels(call.home, request.query)
 
 
 @handles(FetchWheels)
 def fetch_wheels(call: Call, request: FetchWheels) -> WheelReport:
-    """Fetch the wheels of a lock, with `progress` events."""
+    """Download the wheels of a lock, with `progress` events."""
     return wheels.fetch_wheels(call.home, request.query, call.children, call.progress)
 
 
@@ -84,7 +84,7 @@ def build(call: Call, request: EnvironmentBuild) -> EnvironmentReport:
 
 @handles(TryEnvironment)
 def try_environment(call: Call, request: TryEnvironment) -> EnvironmentReport:
-    """Import what training needs and do one tiny step on each free device; keep what came of it.
+    """Import the training packages and do one small step on each free device; record the result.
 
     Raises:
         ExpectedError: there is no environment, or a package cannot be imported.
@@ -100,12 +100,14 @@ def try_environment(call: Call, request: TryEnvironment) -> EnvironmentReport:
             trial = DeviceTrial(device=f"cuda:{gpu.index}", name=gpu.name)
             try:
                 held.enter_context(
+                    # The callback declines to wait: a busy GPU is reported, not tried.
                     borrow_device(call.home, gpu.uuid, "a trial", node, lambda name: False)
                 )
             except ExpectedError as busy:
                 trial = replace(trial, problem=f"not tried: {busy.message}")
             devices.append(trial)
         cpu = DeviceTrial(device="cpu", name="CPU")
+        # The CPU is tried only if there is no GPU: a step on it says nothing about a GPU.
         job = TrialJob(devices=tuple(devices) or (cpu,))
         found = report_of(
             call, adopted.python, "agents.trainer.trial", to_wire(job), "The trial of training"
@@ -115,17 +117,17 @@ def try_environment(call: Call, request: TryEnvironment) -> EnvironmentReport:
 
 @handles(ListKept)
 def list_kept(call: Call, request: ListKept) -> KeptItems:
-    """List what building environments has left here."""
+    """List the items that building environments has left on this node."""
     return KeptItems(items=kept_environments.list_kept(call.home))
 
 
 @handles(PruneKept)
 def prune(call: Call, request: PruneKept) -> Freed:
-    """Delete some of that by name."""
+    """Delete some of those items by name."""
     return Freed(freed_bytes=kept_environments.prune(call.home, request.names))
 
 
 @handles(PackagesBuild)
 def build_packages(call: Call, request: PackagesBuild) -> PackagesReport:
-    """Put packages beside the training environment, with `progress` events."""
+    """Install packages into a folder of their own, with `progress` events."""
     return packages.build(call.home, request, call.children, call.progress)

@@ -1,4 +1,4 @@
-"""Handle requests of the check, and wake other PCs."""
+"""Handlers of requests of the check, and of waking other PCs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from agents.serve.handlers import handles
 
 @handles(Examine)
 def examine(call: Call, request: Examine) -> Examination:
-    """Return what the check asks of this node beyond its facts."""
+    """Return the facts of this node that only the check needs."""
     return examine_node(call.home.path)
 
 
 @handles(FindRoutes)
 def find_routes(call: Call, request: FindRoutes) -> Routes:
-    """Return the way by which packets leave this node to each address."""
+    """Return the route of packets from this node to each address."""
     return find_ways(request.addresses)
 
 
 @handles(WakeOther)
 def wake_other(call: Call, request: WakeOther) -> SentPackets:
-    """Send the packet that wakes another PC of this node's network."""
+    """Send the magic packet for another PC in this node's network."""
     return SentPackets(value=send_magic_packet(request.target))

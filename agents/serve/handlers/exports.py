@@ -1,4 +1,4 @@
-"""Handle requests for artifacts: merge a checkpoint's adapter, quantize the merged model."""
+"""Handlers of requests for artifacts: merge a checkpoint's adapter, quantize the merged model."""
 
 from __future__ import annotations
 
@@ -32,18 +32,21 @@ from agents.supervisor.leases import borrow_device
 def export_merged(call: Call, job: MergeJob) -> ExportedFiles:
     """Merge a checkpoint's adapter into its model; return the folder and its files."""
     require_name(job.run_id, "The run id")
+    # Checked, since a path in a request must not leave the agent's home.
     destination = call.home.path.joinpath(*split_destination(job.destination))
     checkpoint = call.home.checkpoints(job.run_id) / checkpoint_name(job.step)
     if not checkpoint.is_dir():
         raise ExpectedError(f"This node has no checkpoint of run {job.run_id} at step {job.step}.")
-    told = {**to_wire(job), "destination": str(destination), "checkpoint": str(checkpoint)}
+    settings = {**to_wire(job), "destination": str(destination), "checkpoint": str(checkpoint)}
     with job_folder(call.home) as folder:
         job_file = folder / "job.json"
-        write_json(job_file, told)
+        write_json(job_file, settings)
         argv = command(job.python, "agents.quantizers.merge", str(job_file))
         try:
+            # No GPU: the merge computes on the CPU, and a run may need the memory.
             run_program(call, argv, f"The merge of {job.run_id}", device="cpu")
         finally:
+            # A killed merge leaves partial files that nothing would continue.
             remove_abandoned(destination)
     files = tuple(_describe(call.home, destination))
     if not files:
@@ -55,14 +58,14 @@ def export_merged(call: Call, job: MergeJob) -> ExportedFiles:
 def export_made(call: Call, job: MakeJob) -> ExportedFiles:
     """Quantize a merged model and prove the result; return the folder and its files.
 
-    It needs the GPU for itself: it waits for other exports, and is refused beside a run.
+    The GPU must be idle: the export waits for other exports, and is refused during a run.
     """
     destination = call.home.path.joinpath(*split_destination(job.destination))
     packages = [str(call.home.path / job.packages)] if job.packages else []
     work = f"the export of run {job.origin.run_id}"
     with _borrow_in_turn(call, job.device_id, work), job_folder(call.home) as folder:
         job_file = folder / "job.json"
-        alone = "cpu" if job.device == "cpu" else "cuda:0"  # the only one that it sees
+        alone = "cpu" if job.device == "cpu" else "cuda:0"  # the program sees only this GPU
         write_json(job_file, {**to_wire(job), "device": alone})
         argv = command(job.python, "agents.quantizers.make", str(job_file))
         try:
@@ -70,7 +73,7 @@ def export_made(call: Call, job: MakeJob) -> ExportedFiles:
             run_program(call, argv, what, packages, device=job.device)
         finally:
             remove_abandoned(destination)
-            # After a crash or a lost connection the next try continues with these layers.
+            # After a crash or a lost connection, the next try continues with these layers.
             if call.children.is_cancelled:
                 remove_layers(destination)
     files = tuple(_describe(call.home, destination))
@@ -79,18 +82,18 @@ def export_made(call: Call, job: MakeJob) -> ExportedFiles:
 
 @contextlib.contextmanager
 def _borrow_in_turn(call: Call, device_id: str, work: str) -> Iterator[None]:
-    """Hold the lease of a GPU inside the block, after other jobs; the CPU needs none."""
+    """Hold the lease of a GPU inside the block, after other jobs; the CPU needs no lease."""
     if device_id == "cpu":
         yield
         return
-    told = ""
+    announced = ""
 
     def wait(name: str) -> bool:
-        nonlocal told
-        if name != told:
+        nonlocal announced
+        if name != announced:
             call.progress(f"waiting until {name} has finished with the GPU", "wait")
-            told = name
-        # Nobody waits for the result once the request was cancelled or the master is gone.
+            announced = name
+        # The result is no longer wanted if the request was cancelled or the master is gone.
         return not call.children.is_closed
 
     with borrow_device(call.home, device_id, work, socket.gethostname(), wait):

@@ -1,4 +1,4 @@
-"""Handle requests about the Hugging Face hub: its cache on this node, a download, the token."""
+"""Handlers of requests about the Hugging Face hub: cache, download, token."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def update_token(call: Call, request: TokenWish) -> FoundToken:
 
 @handles(FindSnapshot)
 def find(call: Call, request: FindSnapshot) -> FoundSnapshot:
-    """Return what the hub's cache on this node has of a model; None: not the whole of it."""
+    """Return the complete snapshot of a model in the hub's cache on this node, or None."""
     return FoundSnapshot(snapshot=read_snapshot(request.model, os.environ))
 
 
 @handles(FetchSnapshot)
 def fetch(call: Call, request: FetchSnapshot) -> FoundSnapshot:
-    """Download a model of the hub into its cache on this node; return what the cache has then.
+    """Download a model of the hub into this node's cache; return the cache's snapshot.
 
     Raises:
         ExpectedError: there is no training environment, or the model cannot be downloaded.
@@ -54,6 +54,7 @@ def fetch(call: Call, request: FetchSnapshot) -> FoundSnapshot:
     adopted = read_adopted(call.home)
     if adopted is None or adopted.python is None:
         raise ExpectedError("There is no training environment on this node to download with.")
+    # huggingface_hub is a package of the training environment, so a program of it downloads.
     with job_folder(call.home) as folder:
         job_file = folder / "job.json"
         write_json(job_file, to_wire(request))
@@ -64,13 +65,13 @@ def fetch(call: Call, request: FetchSnapshot) -> FoundSnapshot:
 
 @handles(OfferSnapshot)
 def offer(call: Call, request: OfferSnapshot) -> None:
-    """Make a folder of a snapshot in the cache, for other nodes."""
+    """Export a cached snapshot as a folder that other nodes can copy."""
     place = request.place
     hub_snapshots.offer_snapshot(call.home, place.model, place.snapshot, place.folder)
 
 
 @handles(ShowSnapshot)
 def show(call: Call, request: ShowSnapshot) -> None:
-    """Show a folder as a snapshot in the cache."""
+    """Import a folder as a snapshot into the cache."""
     place = request.place
     hub_snapshots.show_snapshot(call.home, place.model, place.snapshot, place.folder)

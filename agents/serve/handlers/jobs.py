@@ -1,4 +1,4 @@
-"""Handle requests for long work outside a run: preview data, measure a GPU.
+"""Handlers of long jobs outside a run: preview data, measure a GPU.
 
 The program's report is the answer, passed on unchanged.
 """
@@ -26,6 +26,7 @@ def preview_data(call: Call, job: PreviewJob) -> dict[str, Any]:
 @handles(CalibrationJob)
 def calibrate(call: Call, job: CalibrationJob) -> dict[str, Any]:
     """Measure the speed of a free GPU."""
+    # The callback declines to wait: a measurement of a busy GPU would be wrong.
     node = socket.gethostname()
     with borrow_device(call.home, job.device_id, "a measurement", node, lambda name: False):
         module, what = "agents.trainer.calibration", f"The measurement of {job.device}"

@@ -1,4 +1,4 @@
-"""Handle requests about models that lie on this node: their config, and why one is refused."""
+"""Handlers of requests about models on this node: their config, and reasons against training."""
 
 from __future__ import annotations
 
@@ -31,37 +31,38 @@ def read_config(call: Call, request: ReadConfig) -> FoundConfig:
 
 
 def _without_infinity(value: Any) -> Any:
-    """Return a config for a message, which has no Infinity; Mamba's configs do."""
+    """Return a config without infinities, which JSON lacks and configs of Mamba contain."""
     if isinstance(value, dict):
-        return {key: _without_infinity(one) for key, one in value.items()}
+        return {key: _without_infinity(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_infinity(one) for one in value]
+        return [_without_infinity(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @handles(InspectModel)
 def inspect_model(call: Call, request: InspectModel) -> ModelRefusals:
-    """Return why this node's copy of a model cannot be trained by a run; nothing if it has none."""
-    # Imported on use, here and below: most connections do not need it and answer sooner.
+    """Return why a run cannot train this node's copy of a model; nothing if it has no copy."""
+    # Imported on use, here and below, since most connections start faster without it.
     from agents.shared.models.fit import find_refusals
 
-    found = _look_at(request.model)
+    found = _inspect(request.model)
     refusals: tuple[ModelRefusal, ...] = ()
     if found is not None:
         refusals = find_refusals(request.model, found, request.spec)
     return ModelRefusals(refusals=refusals)
 
 
-def _look_at(model: str) -> ModelFolder | None:
+def _inspect(model: str) -> ModelFolder | None:
     from agents.shared.models.folder import inspect_model as inspect_folder
 
     folder = Path(os.path.expanduser(model))
     if folder.is_dir():
         return inspect_folder(folder)
+    # Not a hub id; and it must not lead out of the cache.
     if folder.is_absolute() or model.count("/") > 1 or ".." in model:
         return None
     fetched = find_snapshot(model, os.environ)
-    # What is missing there is fetched by the run: only what is there already can be wrong.
+    # The run downloads missing files, so only present ones are judged.
     if fetched is None or not fetched.is_dir():
         return None
     found = inspect_folder(fetched, parts="config")

@@ -1,4 +1,4 @@
-"""Handle requests for the facts of this node, and for the newest logs across all runs."""
+"""Handlers of requests for the facts of this node, and for the newest logs of all runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from agents.supervisor.leases import find_holder
 
 MOST_LOGS = 6
 TAIL_BYTES = 16 << 10
-"""Size of the tail of each log, in bytes; all of them together fit into one message."""
+"""Size of the tail of each log, in bytes; all tails together fit into one message."""
 
 
 @handles(ReadFacts)
 def read_facts(call: Call, request: ReadFacts) -> NodeFacts:
     """Return the node's facts, its training environment, and the work on each device."""
     facts = read_node_facts(call.home)
-    # A node without a GPU trains on its CPU, which is leased in the same way.
+    # A node without a GPU trains on its CPU, which has a lease, too.
     devices = [gpu.uuid for gpu in facts.gpus] or ["cpu"]
     holders = {device: find_holder(call.home, device) for device in devices}
     return replace(
@@ -48,7 +48,7 @@ def read_tails(call: Call, request: ReadLogs) -> NodeLogs:
         # A run that is being deleted has a hidden name.
         if not (is_safe_name(path.parents[2].name) and is_safe_name(path.name)):
             continue
-        with contextlib.suppress(OSError):  # it may be deleted meanwhile
+        with contextlib.suppress(OSError):  # it may be deleted at the same time
             status = path.stat()
             if status.st_size:
                 found.append((status.st_mtime, path))
@@ -63,7 +63,7 @@ def _read_tail(path: Path, written_s: float) -> LogTail:
         file.seek(max(0, size_bytes - TAIL_BYTES))
         data = file.read(TAIL_BYTES)
     if size_bytes > TAIL_BYTES:
-        # The first line is cut; a tail that is one endless line stays as it is.
+        # The first line is cut off, so drop it, unless the whole tail is one line.
         data = data.partition(b"\n")[2] or data
     attempt = attempt_of_folder(path.parent.name)
     return LogTail(

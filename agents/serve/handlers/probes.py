@@ -1,4 +1,4 @@
-"""Handle requests that probe the network: free port, link to a node, all-reduce over all."""
+"""Handlers of network probes: a free port, the link to a node, an all-reduce over all nodes."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ from agents.shared.files.python_child import python_variables
 from agents.state import archive_path
 
 START_S = 60.0
-"""Time for importing torch, on top of the probe's own deadline, in seconds."""
+"""Time to import torch, in addition to the probe's own deadline, in seconds."""
 
 
 @handles(ChoosePort)
 def choose_port(call: Call, request: ChoosePort) -> ChosenPort:
-    """Return a free port of one of this node's addresses."""
+    """Return a free port at one of this node's addresses."""
     return ChosenPort(port=choose_free_port(request.address))
 
 
 @handles(ListenForProbe)
 def listen(call: Call, request: ListenForProbe) -> ProbeDoor:
-    """Answer with a port and a greeting, then serve one probe of whoever sends that greeting."""
+    """Answer with a port and a greeting, then serve one probe of the peer that sends the
+    greeting.
+    """
     listener = open_listener(request.address)
     greeting = make_greeting()
     # The master needs the port before the other node can connect.
@@ -66,12 +68,13 @@ def connect(call: Call, request: ProbeLink) -> LinkProbe:
 
 @handles(AllReduceProbe)
 def allreduce(call: Call, probe: AllReduceProbe) -> dict[str, Any]:
-    """Take part in one all-reduce, in the training environment's own process."""
+    """Take part in one all-reduce, in a process of the training environment."""
     argv = command(probe.python, "agents.trainer.allreduce")
+    # One thread: a probe must not slow down a run on this node.
     environ = {**python_variables(archive_path()), "OMP_NUM_THREADS": "1"}
     limit_s = probe.timeout_s + START_S
     try:
-        # In a file without a name: arguments, which can be read by others, must not hold a key.
+        # The credential goes through an anonymous file, since other users can read arguments.
         with os.fdopen(os.memfd_create("probe"), "w+", encoding="ascii") as stdin:
             json.dump(to_wire(probe), stdin)
             stdin.seek(0)

@@ -1,6 +1,6 @@
-"""Handle requests about repairs: what one would do, and what earlier ones changed.
+"""Handlers of requests about repairs: previews, and the changes of earlier ones.
 
-Applying and undoing is a command of its own (`agents/node/repair_command.py`).
+Applying and undoing are a separate command (`agents/node/repair_command.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from agents.serve.handlers import handles
 
 @handles(PreviewRepair)
 def preview(call: Call, request: PreviewRepair) -> RepairPreview:
-    """Return what steps would do now."""
+    """Return the changes that steps would make now."""
     return preview_steps(request.steps, Administrator(call.children))
 
 
 @handles(ListChanges)
 def list_changes(call: Call, request: ListChanges) -> ChangeList:
-    """Return the newest changes of this node that fit into an answer."""
+    """Return the newest changes of this node that fit into a response."""
     admin = Administrator(call.children)
     return ChangeList(changes=tuple(ChangeLog(call.home).newest()), admin=admin.way)

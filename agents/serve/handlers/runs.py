@@ -1,4 +1,4 @@
-"""Handle requests about checkpoints, fences, bundles and artifacts of a node."""
+"""Handlers of requests about checkpoints, fences, bundles and artifacts of a node."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def list_checkpoints(call: Call, request: ListCheckpoints) -> Checkpoints:
 
 @handles(VerifyCheckpoint)
 def verify_checkpoint(call: Call, request: VerifyCheckpoint) -> CheckpointInfo:
-    """Hash the files of a checkpoint and compare."""
+    """Compare the files of a checkpoint with their hashes."""
     return checkpoints.verify(call.home, request.run_id, request.step)
 
 
@@ -62,13 +62,13 @@ def fence(call: Call, request: RaiseFence) -> Fence:
 
 @handles(ClaimAttempt)
 def claim(call: Call, request: ClaimAttempt) -> Claim:
-    """Grant an attempt number to one claimer, unless it does not know the newest attempt here."""
+    """Grant an attempt number once, unless the claimer does not know this node's newest attempt."""
     return claim_attempt(call.home, request.run_id, request.attempt, request.replaces)
 
 
 @handles(DeleteRun)
 def delete(call: Call, request: DeleteRun) -> Freed:
-    """Delete all files of a finished run on this node, and end what is left of its processes."""
+    """Delete all files of a finished run on this node, and end its remaining processes."""
     folder = call.home.run(request.run_id)
     for attempt in find_attempts(call.home):
         if attempt.run_id != request.run_id:
@@ -79,22 +79,23 @@ def delete(call: Call, request: DeleteRun) -> Freed:
                 f"Stop it first: rackless runs stop {request.run_id}",
             )
         end_election(attempt)
-        # They would still write into the folder.
+        # Remaining processes would write into the folder while it is deleted.
         if left := sweep(attempt.tag, 0.0):
             node = read_status(attempt).node
             raise ExpectedError(describe_unkillable(left, node), "Restart that PC")
     if not folder.exists():
         return Freed(freed_bytes=0)
+    # Deleting through a link would delete files of another place.
     _refuse_links(call.home, folder)
     return Freed(freed_bytes=_remove(folder))
 
 
 def _remove(folder: Path) -> int:
-    """Delete a folder, which disappears at once by a rename; return the bytes freed."""
+    """Delete a folder, hiding it by a rename first; return the freed bytes."""
     doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
     try:
         os.rename(folder, doomed)
-        # After the rename, when nobody adds files any more.
+        # After the rename, since no program adds files then.
         freed = _measure(doomed)
         shutil.rmtree(doomed)
     except OSError as error:
@@ -116,19 +117,19 @@ def bundle_status(call: Call, request: CompareBundle) -> BundleStatus:
 
 @handles(HashArtifact)
 def hash_artifact(call: Call, request: HashArtifact) -> HashedFiles:
-    """Hash the files of an artifact's copy; none where it is gone."""
+    """Hash the files of an artifact's copy; the list is empty if it is missing."""
     folder = _find_artifact(call.home, request.path)
     found = []
     for path in list_files(call.home, folder) if folder.is_dir() else []:
         found.append(describe_file(folder, path))
-        # Else a damaged file would be placed in the next copy of the artifact too.
+        # Else the next copy of the artifact would get a damaged file of the store, too.
         FileStore(call.home.path).drop_altered(path, found[-1].sha256)
     return HashedFiles(files=tuple(found))
 
 
 @handles(DeleteArtifact)
 def delete_artifact(call: Call, request: DeleteArtifact) -> Freed:
-    """Delete an artifact's copy or an export; one that is already gone frees 0 bytes."""
+    """Delete an artifact's copy or an export; a missing one frees 0 bytes."""
     folder = _find_artifact(call.home, request.path, or_export=True)
     if not folder.is_dir():
         return Freed(freed_bytes=0)
@@ -151,7 +152,7 @@ def _find_artifact(home: Home, path: str, *, or_export: bool = False) -> Path:
 
 
 def _refuse_links(home: Home, folder: Path) -> None:
-    """Refuse a folder of ours that a symbolic link leads to: what it deletes lies elsewhere."""
+    """Refuse a folder below the agent's home that a symbolic link leads out of it."""
     for step in (folder, *folder.parents):
         if step == home.path:
             return

@@ -1,4 +1,4 @@
-"""Handle the request for the places where this node can use files that lie on a share."""
+"""Handler of the request for the places at which this node can read files of a share."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from agents.state import agent_command, write_json
 
 @handles(PlaceQueries)
 def find_places(call: Call, request: PlaceQueries) -> PlaceAnswers:
-    """Return where this node has the files of each query, after it has compared their content.
+    """Return where this node has the files of each query, after comparing their content.
 
     Raises:
         ExpectedError: the search ended without an answer.
     """
+    # Mounts are read from a local table; a server that hangs is not contacted for this.
     if not may_have(request.queries, read_mounts()):
         return PlaceAnswers(answers=(PlaceAnswer(),) * len(request.queries))
     with job_folder(call.home) as folder:
@@ -53,7 +54,7 @@ def _search(call: Call, argv: list[str]) -> PlaceAnswers:
         finally:
             ended.set()
 
-    # A thread, since a program that waits for a server may not end even when it is killed.
+    # A thread, since a program that waits for a dead server may survive SIGKILL.
     threading.Thread(target=run, daemon=True).start()
     ended.wait()
     if not found:

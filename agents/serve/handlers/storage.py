@@ -1,4 +1,4 @@
-"""Handle requests about the disk of a node: what lies there, and deleting some of it."""
+"""Handlers of requests about the disk of a node: its contents, and deleting some of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from agents.serve.handlers import handles
 
 @handles(ListStorage)
 def list_all(call: Call, request: ListStorage) -> StorageReport:
-    """List what lies below the agent's home."""
+    """List the contents of the agent's home."""
     return storage.list_storage(call.home)
 
 
 @handles(DeleteStorage)
 def delete(call: Call, request: DeleteStorage) -> Freed:
-    """Delete some of that by name."""
+    """Delete some of those items by name."""
     return Freed(freed_bytes=storage.delete_storage(call.home, request.names))

@@ -1,4 +1,4 @@
-"""Handle requests about the logs and journals of an attempt."""
+"""Handlers of requests about the logs and journals of an attempt."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def follow(call: Call, request: FollowStreams) -> Following:
 
 @handles(UnfollowStreams)
 def unfollow(call: Call, request: UnfollowStreams) -> None:
-    """End a follow; no event of it comes after the answer but `stream.end`."""
+    """End a follow; after the answer, only its `stream.end` comes."""
     ended = call.follows.get(request.follow)
     if ended is not None:
         ended.set()
@@ -66,6 +66,7 @@ def _follow(
 
     def send(chunk: StreamChunk) -> None:
         call.emit("stream.data", {"follow": number, **to_wire(chunk)})
+        # A broken channel is only a flag, so the loop must be ended here.
         if call.channel.broken.is_set():
             ended.set()
 

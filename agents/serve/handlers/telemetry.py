@@ -1,4 +1,4 @@
-"""Send samples: first the recent ones that the master lacks, then each new one."""
+"""Send samples of the sensors: first the recent ones that the master lacks, then each new one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from agents.serve.channel import Call
 from agents.serve.handlers import handles
 from agents.telemetry.ring import RingReader
 
+# Short, so that a chart shows a sample at once; only used while one is due.
 POLL_S = 0.05
 QUIET_S = 0.85
 """Minimum time from one sample to the next, in seconds."""
@@ -18,7 +19,7 @@ MISSES_BEFORE_REOPENING = 40
 
 @handles(FollowSamples)
 def follow(call: Call, request: FollowSamples) -> None:
-    """Send `telemetry.sample` events: all after `after_s` (node's clock), None: from now on."""
+    """Send `telemetry.sample` events after `after_s` (node's clock); None: only new samples."""
     ended = threading.Event()
     call.follows[call.request.id] = ended
     call.afterwards.append(lambda: _follow(call, request.after_s, ended))
@@ -33,10 +34,11 @@ def _follow(call: Call, after_s: float | None, ended: threading.Event) -> None:
             newest = reader.read_newest_seq()
             if newest == sent:
                 misses += 1
-                if misses % MISSES_BEFORE_REOPENING == 0:  # a new recorder may have made it anew
+                if misses % MISSES_BEFORE_REOPENING == 0:  # a new recorder replaces the file
                     reader.close()
                 ended.wait(POLL_S)
                 continue
+            # A new recorder may count from 0 again; after a gap, only the last minute is sent.
             for seq in range(max(sent + 1, newest - 60) if newest > sent else newest, newest + 1):
                 _send(call, reader.read(seq))
             sent, misses = newest, 0

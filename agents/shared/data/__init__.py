@@ -1,1 +1,1 @@
-"""Data files: found, read and judged."""
+"""Data files: finding, reading and judging them."""

@@ -1,6 +1,6 @@
-"""Decide which columns of a row are read, by its format.
+"""Choose the columns of a row that are read, given its format.
 
-The master judges a data set by the same rules before it sends one, hence here.
+Shared, since the master judges a data set by the same rules before it sends it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ KNOWN_KEYS = frozenset(
     {*QUESTION_KEYS, *ANSWER_KEYS, *CONVERSATION_KEYS, "text", "input", "system"}
     | {"chosen", "rejected"}
 )
-"""Column names that are read."""
+"""Names of columns that are read."""
 TOOL_KEYS = frozenset({"tools", "functions"})
-"""Column names of tool definitions; rows with any are skipped."""
+"""Names of columns with tool definitions; rows with any are skipped."""
 TURN_KEYS = frozenset({"role", "content", "from", "value", "weight"})
 """Keys of a message that are read; others only reach the chat template."""
 CALL_KEYS = frozenset({"tool_calls", "function_call", "function_calls"})
 """Keys of a message that calls a tool; such rows are skipped."""
 BYTES = "\0bytes"
-"""Key of an object that stands for so many bytes, which are no text."""
+"""Key of an object that replaces binary values, with their number of bytes."""
 _SHAPES = (
     "chat rows have 'messages', instruction rows 'instruction' and 'output', text rows 'text', "
     "preference rows 'chosen' and 'rejected'"
@@ -34,12 +34,13 @@ _MAX_QUOTED_KEYS = 20
 
 
 def choose_format(value: Any) -> str:
-    """Return the format of a file, detected from its first row.
+    """Return the format of a file, judged by its first row.
 
     Raises:
         ValueError: The row's keys match no format.
     """
     keys = keys_of(value)
+    # Before the other formats, since preference rows have a prompt, too.
     if "chosen" in keys and "rejected" in keys:
         return "preference"
     if first_of(keys, CONVERSATION_KEYS):
@@ -54,7 +55,7 @@ def choose_format(value: Any) -> str:
 
 
 def used_columns(keys: Set[str], data_format: str) -> frozenset[str]:
-    """Return the columns that a row of a format is made of; tools are read to skip their rows.
+    """Return the columns that a format reads of a row; tools are included, to skip their rows.
 
     >>> sorted(used_columns({"prompt", "completion", "label"}, "alpaca"))
     ['completion', 'prompt']
@@ -64,7 +65,7 @@ def used_columns(keys: Set[str], data_format: str) -> frozenset[str]:
     return _find_used(frozenset(keys), data_format)
 
 
-# Rows of a data set have few sets of keys among them.
+# Rows of a data set have few distinct sets of keys.
 @functools.lru_cache(maxsize=256)
 def _find_used(keys: frozenset[str], data_format: str) -> frozenset[str]:
     if data_format == "text":
@@ -78,15 +79,15 @@ def _find_used(keys: frozenset[str], data_format: str) -> frozenset[str]:
         used |= {turns} if turns else {asked, answered}
     else:
         used |= {asked, answered, "input"}
-    return frozenset(one for one in used if one is not None and one in keys)
+    return frozenset(name for name in used if name is not None and name in keys)
 
 
 def find_rows_inside(value: Any) -> list[Any] | None:
-    """Return the only list of objects that an object holds, unless it is a row itself."""
+    """Return the only list of objects within an object, or None if the object is a row itself."""
     if not isinstance(value, dict) or KNOWN_KEYS.intersection(value):
         return None
-    lists = [one for one in value.values() if isinstance(one, list) and one]
-    lists = [one for one in lists if all(isinstance(row, dict) for row in one)]
+    lists = [item for item in value.values() if isinstance(item, list) and item]
+    lists = [rows for rows in lists if all(isinstance(row, dict) for row in rows)]
     return lists[0] if len(lists) == 1 else None
 
 
@@ -102,12 +103,12 @@ def keys_of(value: Any) -> set[str]:
 
 
 def first_of(keys: Set[str], names: tuple[str, ...]) -> str | None:
-    """Return the first of the names that is a key."""
+    """Return the first of the names that is a key, or None."""
     return next((name for name in names if name in keys), None)
 
 
 def name_kind(value: Any) -> str:
-    """Return what a value is, in words of JSON."""
+    """Return the kind of a value, in terms of JSON."""
     names = {list: "a list", str: "a string", type(None): "null", bool: "true or false"}
     if isinstance(value, bytes) or (isinstance(value, dict) and BYTES in value):
         return "bytes"
@@ -121,7 +122,7 @@ def quote(text: str) -> str:
 
 
 def quote_keys(keys: Set[str]) -> str:
-    """Return the keys in quotes, the first of them if there are many."""
+    """Return the keys in quotes, shortened if there are many."""
     quoted = ", ".join(quote(key) for key in sorted(keys)[:_MAX_QUOTED_KEYS])
     more = len(keys) - _MAX_QUOTED_KEYS
     return f"[{quoted} and {more} more]" if more > 0 else f"[{quoted}]"

@@ -1,6 +1,6 @@
-"""Decide which files hold rows, and how a file is split into rows.
+"""Choose the files that hold rows, and how to split a file into rows.
 
-The master checks before it sends data, a node before it reads them; here, so that both agree.
+Shared, so that the master's check and the nodes' reading agree.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from agents.shared.files.folder_files import open_regular, walk_own
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"}
 KINDS |= {".txt": "text", ".text": "text", ".md": "text", ".parquet": "parquet"}
-"""Kind of file by the suffix of its name: how it is split into rows."""
+"""Kind of a file by its suffix; it determines how the file is split into rows."""
 _NAMED = "Use .jsonl, .json, .csv, .tsv, .txt or .parquet"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\xfd7zXZ": "xz"}
 _PACKED |= {b"BZh91AY&SY": "bzip2"}
-"""What compressed files begin with."""
+"""First bytes of compressed files."""
 _PACKED_SUFFIXES = frozenset({".gz", ".zip", ".zst", ".xz", ".bz2"})
 _NOT_DATA = ("dataset_info", "manifest.json", "state.json")
 
-# Names of text files that describe the data and hold no rows.
+# Prefixes of text files that describe the data instead of holding rows.
 _NOTES = ("readme", "license")
 _START_BYTES = 4096
 _PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z ]{0,40}PRIVATE KEY|\s*PuTTY-User-Key-File-")
 MAX_LINE_CHARS = 1 << 24
-"""Maximum length of a line, and of a row of a table, in characters. A model reads the first few
-thousand tokens of a row; a file that never ends its line would fill all memory."""
+"""Maximum length of a line, and of a table's row, in characters. A model reads only the first few
+thousand tokens of a row, and a line without an end would fill all memory."""
 _MAX_SKIPPED_CHARS = 1 << 28
 _SKIPPED_AT_ONCE = 1 << 20
 _LINE_END_BYTES = 1 << 20
@@ -40,8 +40,8 @@ _LINE_END_BYTES = 1 << 20
 LONG_LINE = f"the line is longer than {MAX_LINE_CHARS:,} characters"
 
 
-class Misfit(Exception):
-    """Raised when a file holds no data. Neither message nor hint ends with a full stop."""
+class UnreadableData(Exception):
+    """Raised when a file holds no readable data. Neither message nor hint ends with a full stop."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -50,16 +50,16 @@ class Misfit(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderFiles:
-    """Files of a folder."""
+    """Files in and below a folder."""
 
     data: tuple[Path, ...]
-    """Files with rows in and below it, in the order of their names."""
+    """Files with rows, in the order of their names."""
     packed: Path | None
-    """Compressed file with rows that has no unpacked copy beside it; None: there is none."""
+    """Compressed file with rows that has no unpacked copy next to it; None: no such file."""
 
 
 def look_through(folder: Path) -> FolderFiles:
-    """Return which files in and below a folder hold rows, by their names.
+    """Return the files in and below a folder that hold rows, judged by their names.
 
     Raises:
         ForeignFile: one of them is not an ordinary file, or a link leads out of the folder.
@@ -88,6 +88,7 @@ def may_be_data(name: str) -> bool:
     [True, False, True, False]
     """
     kind = KINDS.get(Path(name).suffix.lower())
+    # Notes are text; a table named readme.csv holds rows.
     others = _NOT_DATA + _NOTES if kind == "text" else _NOT_DATA
     return kind is not None and not name.lower().startswith(others)
 
@@ -95,41 +96,46 @@ def may_be_data(name: str) -> bool:
 def find_kind(path: Path) -> str:
     """Return how a file is split into rows: one of the values of `KINDS`.
 
-    A file with another suffix may still be JSON, which its first bytes show.
+    A file with another suffix may be JSON, judged by its first bytes.
 
     Raises:
-        Misfit: it is none that Rackless reads.
+        UnreadableData: Rackless cannot read files of this kind.
         OSError: it cannot be read.
     """
     with open_regular(path) as file:
         start = file.read(_START_BYTES)
     suffix = path.suffix.lower()
     kind = KINDS.get(suffix)
+    # First of all: no other message may suggest sending this file.
     if _PRIVATE_KEY.match(start):
-        raise Misfit(f"{path} is a private key, which is never sent", "Name a file with rows")
+        raise UnreadableData(
+            f"{path} is a private key, which is never sent", "Name a file of rows instead"
+        )
     if start.startswith(_UTF16_MARKS):
-        raise Misfit(f"{path} is UTF-16, not text in UTF-8", "Save it as UTF-8")
+        raise UnreadableData(f"{path} is UTF-16, not text in UTF-8", "Save it as UTF-8")
     packed = next((name for mark, name in _PACKED.items() if start.startswith(mark)), None)
     if packed and (kind is not None or suffix in _PACKED_SUFFIXES):
-        raise Misfit(f"{path} is compressed ({packed})", "Unpack it and name what was in it")
+        raise UnreadableData(
+            f"{path} is compressed ({packed})", "Unpack it and name the file in it"
+        )
     if start.startswith(b"PAR1") and kind != "parquet":
-        raise Misfit(f"{path} is a Parquet file", "Let its name end in .parquet")
+        raise UnreadableData(f"{path} is a Parquet file", "Let its name end in .parquet")
     # Some editors on Windows write a byte order mark first.
     if kind is None and start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
         kind = "json"
     if kind is None:
-        raise Misfit(
+        raise UnreadableData(
             f"{path}: '{path.suffix}' is not a kind of data file that Rackless reads", _NAMED
         )
     return kind
 
 
 def find_line_end(path: Path, kind: str) -> str:
-    r"""Return what ends a line of a file of a kind, as `open` wants it.
+    r"""Return the line end of a file of a kind, as `open` expects it.
 
-    Python's csv finds the ends itself (""), and JSON has none that matter. Of the others \n alone,
-    as U+2028 and its like, and even \r, may stand in a text; any of \n, \r\n and \r ("") where the
-    file begins with a MiB that has only the latter, as those of old Macs do.
+    Python's csv finds line ends itself (""), and in JSON they do not matter. In other kinds only
+    \n ends a line, since texts may contain U+2028 and even \r. A file whose first MiB has \r but
+    no \n, as from old Macs, is split at any of \n, \r\n and \r ("").
 
     Raises:
         OSError: it cannot be read.
@@ -142,19 +148,19 @@ def find_line_end(path: Path, kind: str) -> str:
 
 
 def read_lines(path: Path, file: TextIO, ends: str) -> Iterator[str | None]:
-    """Yield the lines of a file with their ends; None in place of one that is too long.
+    """Yield the lines of a file with their ends, or None for a line that is too long.
 
     Args:
         path: name of the file, for messages.
-        file: opened with `ends` for its newline.
-        ends: what `find_line_end` returned.
+        file: file opened with `ends` as its newline.
+        ends: result of `find_line_end`.
 
     Raises:
-        Misfit: a line does not end within hundreds of millions of characters.
+        UnreadableData: a line is longer than `_MAX_SKIPPED_CHARS`.
     """
     endings = (ends,) if ends else ("\n", "\r")
     number = 0
-    while line := file.readline(MAX_LINE_CHARS + 2):  # two characters end a line of DOS
+    while line := file.readline(MAX_LINE_CHARS + 2):  # lines of DOS end with two characters
         number += 1
         if len(line) <= MAX_LINE_CHARS + 1 or line.endswith(endings):
             yield line
@@ -163,7 +169,7 @@ def read_lines(path: Path, file: TextIO, ends: str) -> Iterator[str | None]:
         while not line.endswith(endings) and (line := file.readline(_SKIPPED_AT_ONCE)):
             num_chars += len(line)
             if num_chars > _MAX_SKIPPED_CHARS:
-                raise Misfit(
+                raise UnreadableData(
                     f"{path}, line {number}: the line does not end within "
                     f"{_MAX_SKIPPED_CHARS:,} characters, so its rows cannot be separated",
                     "Write one row per line",
@@ -172,7 +178,7 @@ def read_lines(path: Path, file: TextIO, ends: str) -> Iterator[str | None]:
 
 
 def explain_bad_json(error: ValueError | RecursionError) -> str:
-    """Return what is wrong with a text that `json.loads` refused, without a full stop."""
+    """Return the fault of a text that `json.loads` rejected, without a full stop."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg.removesuffix(' at')} at character {error.colno}"
     if isinstance(error, RecursionError):
@@ -181,9 +187,9 @@ def explain_bad_json(error: ValueError | RecursionError) -> str:
 
 
 def find_delimiter(path: Path) -> str:
-    """Return what separates the fields of a table, by its first line that is not blank.
+    """Return the delimiter of a table, judged by its first line that is not blank.
 
-    The texts below it are full of commas.
+    Later lines are not considered, since their texts are full of commas.
 
     Raises:
         OSError: it cannot be read.
@@ -198,11 +204,11 @@ def find_delimiter(path: Path) -> str:
 
 
 class TableLines:
-    """The lines of a table for Python's csv, which itself joins lines without a limit.
+    """Lines of a table for Python's csv, which itself joins lines without a limit.
 
     Args:
         path: name of the file, for messages.
-        lines: as `read_lines` yields them.
+        lines: lines from `read_lines`.
     """
 
     def __init__(self, path: Path, lines: Iterator[str | None]) -> None:
@@ -212,20 +218,20 @@ class TableLines:
         self._num_chars = 0
 
     def begin_row(self) -> None:
-        """Count the characters of the next row from here on."""
+        """Start counting the characters of the next row."""
         self._num_chars = 0
 
     def __iter__(self) -> Iterator[str]:
         """Yield the lines.
 
         Raises:
-            Misfit: a row is too long: usually a quote is never closed.
+            UnreadableData: a row is too long, usually because a quote is not closed.
         """
         for line in self._lines:
             self._number += 1
             self._num_chars += MAX_LINE_CHARS + 1 if line is None else len(line)
             if line is None or self._num_chars > MAX_LINE_CHARS:
-                raise Misfit(
+                raise UnreadableData(
                     f"{self._path}, line {self._number}: a row of the table is longer than "
                     f"{MAX_LINE_CHARS:,} characters",
                     "Correct it: a quote may lack its end. The rows after it cannot be separated",

@@ -1,6 +1,6 @@
-"""Count what the rows of a data set mean beyond what is trained, and say it.
+"""Count and describe what the rows of a data set mean beyond the trained text.
 
-The master counts the rows it can read before it sends them, a node those that it trains on.
+The master counts the rows that it can read before it sends them, a node the rows that it trains on.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from agents.shared.data.meaning import (
 )
 
 MAX_COLUMNS = 200
-"""Maximum number of columns that are counted; rows of strangers may invent new ones for ever."""
+"""Maximum number of counted columns, since a foreign file may have new ones in each row."""
 MIN_CUT_SHARE = 0.01
-"""Share of cut tokens from which a run warns."""
+"""Share of cut tokens above which a run warns."""
 _ORDER = ("refuse", "warn", "note")
 MESSAGES = "messages[]."
-"""What precedes the name of a message's key."""
+"""Prefix of the name of a message's key."""
 _NO_MESSAGES = frozenset({"system", "input", *TOOL_KEYS})
 _SAID_NAME_CHARS = 60
 _LISTED = 12
@@ -52,20 +52,20 @@ class _Seen:
     consequence: Consequence
     count: int = 0
     row: int | None = None
-    """Place of the first such row over all files."""
+    """Number of the first affected row over all files."""
     verdicts: Counter[str] = field(default_factory=Counter)
-    """Values of a column of verdicts or ratings, by what they say."""
+    """Number of values of each verdict, for a column of verdicts or ratings."""
     has_false: bool = False
-    """Whether one of them is a verdict that is no place on a scale."""
+    """True if a value is an explicit verdict, which cannot be a value on a scale."""
     is_noted: bool = False
-    """Whether a rating is merely listed."""
+    """True if a rating is only listed."""
 
 
 class RowMeanings:
-    """Counts the columns of rows that are not used, by what they mean.
+    """Counts the unused columns of rows by their meaning.
 
     Args:
-        ignored: Columns that the run leaves out on purpose (`data.ignore_columns`).
+        ignored: Columns that the user excluded (`data.ignore_columns`).
     """
 
     def __init__(self, ignored: Sequence[str] = ()) -> None:
@@ -74,7 +74,7 @@ class RowMeanings:
         self._seen: dict[tuple[str, str], _Seen] = {}
 
     def add(self, row: dict[str, Any], data_format: str, place: int) -> None:
-        """Count one row, as the file has it; `place` is its number over all files."""
+        """Count one row of a file; `place` is its number over all files."""
         self.num_rows += 1
         used = used_columns(row.keys() - self._ignored, data_format)
         keys: dict[tuple[str, str], Consequence] = {}
@@ -88,6 +88,7 @@ class RowMeanings:
                 self._add_column(name, value, data_format, row, used, place)
         for (kind, key), consequence in keys.items():
             self._count(kind, f"{MESSAGES}{key}", consequence, place)
+        # A pair that its own scores contradict was likely swapped.
         if data_format == "preference":
             self._add_reversed(row, place)
         marker = next(filter(None, map(find_marker, _texts_of(row, used))), "")
@@ -117,7 +118,7 @@ class RowMeanings:
         else:
             kind, consequence = judge_column(name, value, data_format)
         is_rated = kind == "score" or (kind == "verdict" and find_kind(name).kind == kind)
-        if kind == "score":  # a `false` among them is a verdict
+        if kind == "score":  # judged by all values later: a `false` is a verdict
             consequence = "refuse" if data_format in KIND["verdict"].refused_in else "warn"
         seen = self._count(kind, name, consequence, None if is_rated else place)
         if seen is not None and is_rated:
@@ -125,7 +126,7 @@ class RowMeanings:
             seen.is_noted = data_format in ("text", "preference")
 
     def _judge_messages(self, value: Any, keys: dict[tuple[str, str], Consequence]) -> None:
-        """Add the keys of messages that are not read, each with its gravest consequence."""
+        """Add the unread keys of messages, each with its gravest consequence."""
         for message in _messages_in(value):
             if not isinstance(message, dict):
                 continue
@@ -144,13 +145,13 @@ class RowMeanings:
     ) -> _Seen | None:
         seen = self._seen.get((kind, column))
         if seen is None:
-            # Columns that merely are there must not keep out those that mean something.
+            # Columns that are only listed must not displace meaningful ones.
             if len(self._seen) >= (MAX_COLUMNS if consequence == "note" else 2 * MAX_COLUMNS):
                 return None
             seen = self._seen[kind, column] = _Seen(consequence)
         seen.count += 1
         seen.row = place if seen.row is None else seen.row
-        # The gravest of all rows counts: one of them may hold a picture, others its size.
+        # The gravest of all rows counts, since one may hold a picture and others its size.
         seen.consequence = _graver(consequence, seen.consequence)
         return seen
 
@@ -164,25 +165,25 @@ class RowMeanings:
             seen.count += count - 1
 
     def find(self) -> tuple[DataFinding, ...]:
-        """Return what was found so far, the gravest first."""
+        """Return the present findings, the gravest first."""
         found = [self._finding(*key, seen) for key, seen in self._seen.items()]
-        # Other rows may have the same column with a value that means nothing.
-        known = {one.column for one in found if one.kind != "unknown"}
+        # The same column may have meaningless values in other rows.
+        known = {finding.column for finding in found if finding.kind != "unknown"}
         return sort_findings(
-            one for one in found if one.kind != "unknown" or one.column not in known
+            finding for finding in found if finding.kind != "unknown" or finding.column not in known
         )
 
     @property
     def is_settled(self) -> bool:
-        """Whether data is refused whatever follows: a 0 may turn out to be one class of many."""
+        """Return whether data is refused regardless of later rows: a 0 may be one class of many."""
         return any(
-            one.consequence == "refuse"
+            finding.consequence == "refuse"
             and (
-                one.kind != "verdict"
-                or (seen := self._seen.get((one.kind, one.column))) is None
+                finding.kind != "verdict"
+                or (seen := self._seen.get((finding.kind, finding.column))) is None
                 or seen.has_false
             )
-            for one in self.find()
+            for finding in self.find()
         )
 
     def _finding(self, kind: str, column: str, seen: _Seen) -> DataFinding:
@@ -211,7 +212,7 @@ def _graver(one: Consequence, other: Consequence) -> Consequence:
 def _add_verdict(seen: _Seen, kind: str, name: str, value: Any, place: int) -> None:
     judged: str = judge_verdict(name, value)
     if kind == "score" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        judged = "other"  # of a rating, 0 and 1 are places on an unknown scale
+        judged = "other"  # in a rating, 0 and 1 are points on an unknown scale
     seen.verdicts[judged] += 1
     is_false = value is False or (isinstance(value, list) and False in value)
     seen.has_false |= is_false and judged == "bad"
@@ -221,8 +222,8 @@ def _add_verdict(seen: _Seen, kind: str, name: str, value: Any, place: int) -> N
 
 
 def _judge_counts(kind: str, seen: _Seen) -> tuple[str, Consequence]:
-    """Return meaning and consequence of a column of verdicts or ratings, by all of its values."""
-    # With other values beside yes and no, 0 is a place on a scale or one of many classes.
+    """Return meaning and consequence of a column of verdicts or ratings, given all its values."""
+    # With values other than yes and no, 0 is a point on a scale or one of many classes.
     said = seen.verdicts
     is_scale = kind == "score" or said["other"] > 0
     if said["bad"] and (seen.has_false or not is_scale):
@@ -235,15 +236,15 @@ def _judge_counts(kind: str, seen: _Seen) -> tuple[str, Consequence]:
 def _judge_known(
     name: str, value: Any, data_format: str, row: dict[str, Any], used: frozenset[str]
 ) -> tuple[str, Consequence]:
-    """Return kind and consequence of a column that rows of other formats are made of."""
-    # UltraChat's prompt is the first message once more, and Alpaca's prompt holds its instruction.
+    """Return kind and consequence of a column that is read in rows of other formats."""
+    # UltraChat's prompt repeats the first message, and Alpaca's prompt holds its instruction.
     texts = list(_texts_of(row, used))
     mine = [text.strip() for text in _texts_of({name: value}, (name,)) if text.strip()]
     asked = list(_texts_of(row, used & {*QUESTION_KEYS, *CONVERSATION_KEYS}))[:1]
-    is_again = all(any(one in text for text in texts) for one in mine) or any(
-        text.strip() and text.strip() in one for text in asked for one in mine
+    is_again = all(any(part in text for text in texts) for part in mine) or any(
+        text.strip() and text.strip() in part for text in asked for part in mine
     )
-    is_number = isinstance(value, (int, float)) and name in QUESTION_KEYS  # its place in a list
+    is_number = isinstance(value, (int, float)) and name in QUESTION_KEYS  # its position in a list
     if (mine and is_again) or is_number:
         return "unknown", "note"
     kind = KIND["question" if name in QUESTION_KEYS or name == "input" else "answer"]
@@ -251,7 +252,7 @@ def _judge_known(
 
 
 def _find_skipping(message: dict[str, Any]) -> Iterator[str]:
-    """Yield the keys for which a row is left out, as `agents.trainer.data.conversations` does."""
+    """Yield the keys that make `agents.trainer.data.conversations` skip the row."""
     for key in CALL_KEYS & message.keys():
         if not is_empty(message[key]):
             yield key
@@ -277,20 +278,19 @@ def _messages_in(value: Any) -> Sequence[Any]:
 
 
 def _texts_of(row: dict[str, Any], used: Iterable[str]) -> Iterator[str]:
-    """Yield the texts of the columns that are used."""
+    """Yield the texts of the used columns."""
     for name in used:
         value = row.get(name)
-        for one in value if isinstance(value, list) else (value,):
-            if isinstance(one, str):
-                yield one
-            elif isinstance(one, dict):
-                yield from (
-                    part for part in (one.get("content"), one.get("value")) if isinstance(part, str)
-                )
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, str):
+                yield part
+            elif isinstance(part, dict):
+                inner = (part.get("content"), part.get("value"))
+                yield from (text for text in inner if isinstance(text, str))
 
 
 def sort_findings(found: Iterable[DataFinding]) -> tuple[DataFinding, ...]:
-    """Return findings with the gravest first, then by their share."""
+    """Return findings sorted by gravity, then by share."""
     return tuple(
         sorted(found, key=lambda one: (_ORDER.index(one.consequence), -one.share, one.column))
     )
@@ -299,7 +299,7 @@ def sort_findings(found: Iterable[DataFinding]) -> tuple[DataFinding, ...]:
 def describe_cut(
     num_tokens: int, num_cut: int, file: str = "", file_share: float | None = None
 ) -> tuple[DataFinding, ...]:
-    """Return the finding of tokens behind `sequence_tokens`; none: nothing was cut."""
+    """Return the finding about tokens beyond `sequence_tokens`; empty: nothing was cut."""
     if not num_cut:
         return ()
     grave = num_cut > MIN_CUT_SHARE * num_tokens
@@ -345,13 +345,13 @@ would be learned as good ones"
 
 
 def hint_for(found: DataFinding) -> str:
-    """Return what to do about a finding; empty: nothing has to be done."""
+    """Return the advice for a finding; empty: nothing needs to be done."""
     kind = KIND.get(found.kind, KIND["unknown"])
     return kind.hint.format(column=found.column.removeprefix(MESSAGES))
 
 
 def show_share(found: DataFinding) -> str:
-    """Return the share in percent, never rounded to none or all of it."""
+    """Return the share in percent, never rounded to 0 or 100."""
     percent = found.share * 100
     if 0 < percent < 1:
         return "less than 1 %"
@@ -361,7 +361,7 @@ def show_share(found: DataFinding) -> str:
 
 
 def list_columns(found: Sequence[DataFinding]) -> str:
-    """Return columns with their shares, the first of them if there are many.
+    """Return columns with their shares, shortened if there are many.
 
     >>> list_columns([DataFinding(kind="unknown", column="id", count=9, total=9,
     ...     consequence="note")])
@@ -378,12 +378,12 @@ def show_name(column: str) -> str:
 
 
 def refusals(found: Iterable[DataFinding]) -> tuple[DataFinding, ...]:
-    """Return the findings for which a run refuses its data."""
+    """Return the findings that make a run refuse its data."""
     return tuple(one for one in found if one.consequence == "refuse")
 
 
 def say_refusal(name: str, refused: Sequence[DataFinding]) -> tuple[str, str]:
-    """Return message and hint for data that is refused; neither ends with a full stop."""
+    """Return message and hint for refused data; neither ends with a full stop."""
     first, *others = refused
     also = (
         f"; it also has {', '.join(show_name(one.column) for one in others[:_LISTED])}"
@@ -394,5 +394,5 @@ def say_refusal(name: str, refused: Sequence[DataFinding]) -> tuple[str, str]:
 
 
 def place_finding(found: DataFinding, row: int | None, file: str) -> DataFinding:
-    """Return a finding with the number of its first row within the file of that row."""
+    """Return a finding with the number of its first row within that row's file."""
     return replace(found, row=row, file=file or found.file)

@@ -1,9 +1,9 @@
-"""Decide what a column means beyond what is trained, by its name and its values.
+"""Judge the meaning of a column beyond the trained text, by its name and its values.
 
-A row is trained wrongly where a column that says so is ignored: the answer that `label: false`
-calls a bad one, the question about a picture that is not shown. The name tells what a column may
-mean, and its value has to bear it out: an identifier, a number, a date, a URL or a language code
-tells nothing about the question, whatever its column is called.
+A row is trained wrongly if a meaningful column is ignored: the answer that `label: false` rejects,
+or the question about a picture that is not shown. The name suggests the meaning, and the value has
+to confirm it: an identifier, a number, a date, a URL or a language code says nothing about the
+question, whichever name its column has.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any, Literal
 from agents.contract.objectives import ROW_FORMATS
 
 Consequence = Literal["refuse", "warn", "note"]
-"""`refuse`: the data is not trained; `warn`: named in preview, plan and run; `note`: listed."""
+"""Consequence of a finding. `refuse`: the data is not trained; `warn`: named in preview, plan and
+run; `note`: only listed."""
 Shape = Literal["flag", "number", "name", "word", "text", "parts"]
-"""Form of a value; `name`: an identifier, date, URL, file or code; `parts`: a list or an object."""
+"""Form of a value. `name`: an identifier, date, URL, file or code; `parts`: a list or an object."""
 _CODES = ("number", "name")
 _ASKED = tuple(row.name for row in ROW_FORMATS.values() if not row.is_text)
 _CHECKED_ITEMS = 16
@@ -36,18 +37,18 @@ class ColumnKind:
 
     kind: str
     says: str
-    """Follows the column's name in a message."""
+    """Predicate that follows the column's name in a message."""
     hint: str
-    """What to do; {column} is its name."""
+    """Advice; {column} is the column's name."""
     words: frozenset[str] = frozenset()
-    """Words of a name, one of which is enough."""
+    """Words of which one suffices in a name."""
     refused_in: tuple[str, ...] = ()
     """Formats whose rows are refused."""
     otherwise: Consequence = "warn"
-    """Consequence in the other formats."""
+    """Consequence in other formats."""
 
 
-_KEEP = "or set data.ignore_columns: [{column}] to train on them all the same"
+_KEEP = "or set data.ignore_columns: [{column}] to train on them anyway"
 _OUT = f"Take these rows out, {_KEEP}"
 _HISTORY = "history histories dialog dialogue dialogues previous prior preceding"
 _WEIGHT = "weight weights mask masks masked loss train trainable training learn learnable"
@@ -93,12 +94,12 @@ KINDS = (
     ColumnKind("reasoning", "holds the reasoning before the answer, which is left out",
                "Write it into the answer if it should be learned",
                _words("reasoning thinking thought thoughts rationale cot")),
-    ColumnKind("split", "names a held-out split, and the rows are learned all the same",
+    ColumnKind("split", "names a held-out split, but its rows are learned, too",
                "Take these rows out, or name them in data.eval", _words("split fold subset")),
     ColumnKind("turn", "tells that the row is one turn of a conversation, which would be learned "
                "as a text of its own", f"Write each conversation as one row of 'messages', {_KEEP}",
                _words("role parent speaker"), refused_in=("text",), otherwise="note"),
-    # These are found by other means than words of a name.
+    # These are not found by words of a name.
     ColumnKind("question", "holds another part of the question, which would be left out",
                f"Join the parts in one column, or rename one to 'input', {_KEEP}",
                refused_in=("alpaca", "preference")),
@@ -107,7 +108,7 @@ KINDS = (
     ColumnKind("reversed", "rates the chosen answer below the rejected one",
                "Check which of the two is the better one"),
     ColumnKind("placeholder", "stands in the texts for a picture, sound or video, and is learned "
-               "as it is spelled", "Take these rows out if they make no sense without it"),
+               "literally", "Take these rows out if they make no sense without it"),
     ColumnKind("skipped", "is not trained, so these rows are left out",
                "Take these rows out, or write what it says into the text"),
     ColumnKind("template", "is left out, because the model's chat template has no place for it",
@@ -117,8 +118,8 @@ KINDS = (
     ColumnKind("unknown", "is not used", "", otherwise="note"),
 )
 # fmt: on
-"""Meanings of columns; of several that fit a name the first counts."""
-KIND = {one.kind: one for one in KINDS}
+"""Meanings of columns; if several match a name, the first counts."""
+KIND = {row.kind: row for row in KINDS}
 _NAMED_ABOUT = _words(
     "id ids uuid guid hash num number count width height size length len duration fps rate date"
     " time timestamp at year author credit license licence title channel views language"
@@ -126,11 +127,11 @@ _NAMED_ABOUT = _words(
     " status level effort budget type format version index idx position offset name publisher"
     " owner model generator generated source method by complete completed"
 )
-"""Last words of names of columns about something: its length, its date, who wrote it."""
+"""Last words of names of columns with facts about something, such as its length, date or author."""
 _NAMED_TEXT = _words("caption description explanation reason reasons comment")
-"""The same; but a `context_description` may be a context."""
+"""The same, but a `context_description` may be a context."""
 _COUNTED = _words("num n number count")
-"""First words of the same."""
+"""First words of such names."""
 _OF_SYSTEM = _words("system sys prompt prompts message messages msg instruction instructions text")
 _CHOICES = _words("choices options candidates endings")
 _BEFORE = _words("previous prior preceding")
@@ -142,7 +143,7 @@ _MEDIA_SUFFIX = re.compile(
 _WHERE_FROM = _words(
     "url urls uri link links source src origin href homepage website avatar icon favicon logo"
 )
-"""Words of columns whose pictures are those of a page or a writer."""
+"""Words of columns whose pictures are those of a web page or an author."""
 _PLAIN_NO = _words(
     "bad wrong incorrect rejected undesirable dislike disliked fail failed failure downvote"
     " downvoted hallucinated \N{THUMBS DOWN SIGN}"
@@ -162,10 +163,10 @@ _OPPOSITE = _words(
     " invalid unsafe failed fail thumbsdown down downvoted negative toxic flagged deleted spam"
     " hallucination hallucinated not"
 )
-"""Words of names whose `true` is the verdict against an answer."""
+"""Words of names for which `true` is a verdict against the answer."""
 _FLAGS = _words("true false yes no on off none 0 1 0.0 1.0")
 _SKIPPING = _words("mask masks masked ignore skip exclude no not")
-"""Words of names whose `true` keeps a message from being learned."""
+"""Words of names for which `true` excludes a message from learning."""
 _WEIGHTS = _words("weight weights mask masks masked")
 _OF_ROWS = KIND["weight"].words | _SKIPPING | _words(
     "is in to do for be should shall use used usable learned on this the row sample sampling"
@@ -173,7 +174,8 @@ _OF_ROWS = KIND["weight"].words | _SKIPPING | _words(
     " completion output target label labels domain task data dataset importance quality"
     " difficulty enabled compute calculate per lm sft kl ce"
 )  # fmt: skip
-"""Words of names of weights and flags of rows; others are of a thing, or of a tokenizer."""
+"""Words in names of weights and flags of rows; with other words, a weight is that of an object or a
+tokenizer."""
 _MAX_RATING_WORDS = 3
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
@@ -192,7 +194,7 @@ _NAME = re.compile(
 )
 _MAX_NAME_CHARS = 1024
 _SUFFIX_CHARS = 6
-# Markers of multimodal sets; `<video>` of a page in HTML has an end tag, and no marker has one.
+# Markers of multimodal sets. Unlike them, a `<video>` in HTML has an end tag.
 _MARKER = re.compile(
     r"<\|?(?P<tag>image|img|picture|video|audio|speech|sound)"
     r"(?:[ _-]?(?:pad|placeholder|token|soft|start|end|here|\d+))*\|?>"
@@ -221,7 +223,7 @@ def split_name(name: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def find_kind(name: str) -> ColumnKind:
-    """Return what a column may mean, by its name alone.
+    """Return the meaning that a column's name suggests.
 
     >>> [find_kind(name).kind for name in ("thumbs_up", "pixel_values", "systemPrompt", "lang")]
     ['verdict', 'media', 'system', 'unknown']
@@ -229,18 +231,19 @@ def find_kind(name: str) -> ColumnKind:
     ['weight', 'unknown', 'unknown']
     """
     words, joined = set(split_name(name)), "".join(split_name(name))
+    # Ambiguous words count only among words of their kind: no `weight_kg`, no `operating_system`.
     only = {"weight": _OF_ROWS, "system": _OF_SYSTEM}
     if joined.startswith(_MEDIA_STEMS) or any(word.startswith(_MEDIA_STEMS) for word in words):
         return KIND["media"]
-    for one in KINDS:
-        is_said = one.words & words or joined in one.words
-        if is_said and (one.kind not in only or words <= only[one.kind]):
-            return one
+    for row in KINDS:
+        is_named = row.words & words or joined in row.words
+        if is_named and (row.kind not in only or words <= only[row.kind]):
+            return row
     return KIND["unknown"]
 
 
 def is_about(name: str) -> bool:
-    """Return whether a column is about something that another one holds, such as its length.
+    """Return whether a column holds facts about another one, such as its length.
 
     >>> is_about("score_model"), is_about("numVotes"), is_about("model_score")
     (True, True, False)
@@ -253,38 +256,39 @@ def is_about(name: str) -> bool:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a value holds nothing: null, white space, or lists and objects of such.
+    """Return whether a value is empty: null, white space, or lists and objects of these.
 
     >>> is_empty([[" ", None]]), is_empty("[]"), is_empty(False), is_empty(float("nan"))
     (True, True, False, True)
     """
     return all(
-        one.strip() in ("", "[]", "{}", "null")
-        if isinstance(one, str)
-        else one is None or one != one  # tables write NaN where nothing is
-        for one in _leaves(value)
+        leaf.strip() in ("", "[]", "{}", "null")
+        if isinstance(leaf, str)
+        else leaf is None or leaf != leaf  # tables write NaN for an empty cell
+        for leaf in _leaves(value)
     )
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the values inside of lists and objects, in order."""
+    """Yield the values inside lists and objects, in order."""
+    # An own stack, since a foreign value may be nested very deeply.
     left = [value]
     while left:
-        one = left.pop()
-        if isinstance(one, (list, tuple)):
-            left += reversed(one)
-        elif isinstance(one, dict):
-            left += reversed(one.values())
+        item = left.pop()
+        if isinstance(item, (list, tuple)):
+            left += reversed(item)
+        elif isinstance(item, dict):
+            left += reversed(item.values())
         else:
-            yield one
+            yield item
 
 
 def _some_leaves(value: Any) -> list[Any]:
-    return [one for one in islice(_leaves(value), _CHECKED_ITEMS) if not is_empty(one)]
+    return [leaf for leaf in islice(_leaves(value), _CHECKED_ITEMS) if not is_empty(leaf)]
 
 
 def shape_of(value: Any) -> Shape:
-    """Return the form of a value that is not empty.
+    """Return the form of a non-empty value.
 
     >>> [shape_of(value) for value in (True, "512", "fr-CA", "doc_17", "2024-05-01", "a/b.txt")]
     ['flag', 'number', 'name', 'name', 'name', 'name']
@@ -297,10 +301,10 @@ def shape_of(value: Any) -> Shape:
         return "number"
     if isinstance(value, (list, tuple, dict)):
         leaves = _some_leaves(value)
-        # In a list, "yes" is a choice and "Hi" a turn rather than a flag and a code.
-        is_said = any(isinstance(one, str) and one.strip().isalpha() for one in leaves)
-        is_said = is_said or not {shape_of(one) for one in leaves} <= {"flag", "number", "name"}
-        return "parts" if is_said else "name"
+        # In a list, "yes" is a choice and "Hi" a turn, not a flag and a code.
+        has_words = any(isinstance(leaf, str) and leaf.strip().isalpha() for leaf in leaves)
+        is_plain = {shape_of(leaf) for leaf in leaves} <= {"flag", "number", "name"}
+        return "name" if is_plain and not has_words else "parts"
     if not isinstance(value, str):
         return "name"  # such as a date of a table
     text = value.strip()
@@ -326,7 +330,7 @@ def _is_number(text: str) -> bool:
 
 
 def is_media(value: Any) -> bool:
-    """Return whether a value is a picture, sound or video, or the name of such a file.
+    """Return whether a value is a picture, sound or video, or the file name of one.
 
     >>> is_media({"bytes": None, "path": "a.png"}), is_media(["s/1.WAV"]), is_media("a png")
     (True, True, False)
@@ -342,12 +346,14 @@ def is_media(value: Any) -> bool:
             return True
         if len(text) > _MAX_NAME_CHARS or _MEDIA_SUFFIX.search(text[-_SUFFIX_CHARS:]) is None:
             return False
+        # A file name has no line break, and at most one blank before its end; else it is a
+        # sentence.
         return "\n" not in text and not re.search(r"\s{2}|\s\S+\s", text)
     return isinstance(value, (bytes, bytearray)) and len(value) > 0
 
 
 def _holds_media(value: Any) -> bool:
-    """Return whether a value is a picture, sound or video itself, not the name of one."""
+    """Return whether a value is a picture, sound or video itself, not its file name."""
     if isinstance(value, (list, tuple)):
         return any(map(_holds_media, value[:_CHECKED_ITEMS]))
     return is_media(value) and (not isinstance(value, str) or value.lstrip()[:5].lower() == "data:")
@@ -357,9 +363,9 @@ def _holds_media(value: Any) -> bool:
 
 
 def judge_column(name: str, value: Any, data_format: str) -> tuple[str, Consequence]:
-    """Return kind and consequence of a column that is not read, by one value.
+    """Return kind and consequence of an unread column, judged by one value.
 
-    `score` and `verdict` are decided by all values of the column.
+    `score` and `verdict` are decided by all values of the column (`findings`).
 
     >>> judge_column("context", "Ann lives here.", "alpaca")
     ('context', 'refuse')
@@ -376,14 +382,14 @@ def judge_column(name: str, value: Any, data_format: str) -> tuple[str, Conseque
         return "unknown", "note"
     found = kind.otherwise
     if data_format in kind.refused_in:
-        # One word may be text of a `context`, but rather is a label in a `context_window`.
+        # One word may be the text of a `context`, but is rather a label in a `context_window`.
         is_label = kind.kind in ("history", "context") and len(split_name(name)) > 1
         found = "warn" if is_label and shape_of(value) == "word" else "refuse"
     return (kind.kind, found) if found != "note" else ("unknown", "note")
 
 
 def _bears_out(kind: str, name: str, value: Any) -> bool:
-    """Return whether the value bears out what the name says."""
+    """Return whether the value confirms the meaning that the name suggests."""
     match kind:
         case "weight":
             return is_weighted(name, value)
@@ -399,7 +405,7 @@ def _bears_out(kind: str, name: str, value: Any) -> bool:
 
 
 def _holds_text(kind: str, name: str, value: Any) -> bool:
-    """Return whether a value is text or has parts, rather than names or counts something."""
+    """Return whether a value is text or has parts, rather than a name or a number."""
     shape, words, is_list = shape_of(value), split_name(name), isinstance(value, (list, dict))
     is_text = shape in ("word", "text", "parts")
     if is_about(name) and not (is_text and words[-1] in _NAMED_TEXT):
@@ -414,7 +420,9 @@ def _holds_text(kind: str, name: str, value: Any) -> bool:
 
 
 def _judge_media(name: str, value: Any, data_format: str) -> Consequence | None:
-    """Return the consequence of a column of pictures, sound or video; None: it is none."""
+    """Return the consequence of a column of pictures, sound or video, or None if it is another
+    one.
+    """
     words = set(split_name(name))
     is_named, is_held = find_kind(name).kind == "media", is_media(value)
     if not is_named and (not is_held or words & _WHERE_FROM):
@@ -422,18 +430,17 @@ def _judge_media(name: str, value: Any, data_format: str) -> Consequence | None:
     if not is_held and (value is False or value == 0):
         return None
     if data_format == "text" and not _holds_media(value):
-        # A text stands for itself, whatever page or recording it comes from.
+        # A text stands for itself, even if it comes from a page or recording.
         return "warn" if is_named else None
-    # The name of a picture may be all that there is of one in an `image`, hardly in an `image_id`.
+    # In an `image`, a name may be the only reference to a picture; in an `image_id` it is not.
     is_code = len(words) > 1 and not isinstance(value, (list, dict)) and shape_of(value) in _CODES
     return "warn" if not is_held and (is_code or is_about(name)) else "refuse"
 
 
 def judge_key(key: str, value: Any, *, is_answer: bool) -> tuple[str, Consequence]:
-    """Return kind and consequence of a message's key that is not read, in the absence of a
-    template: it may have a place for the key.
+    """Return kind and consequence of an unread key of a message, if no template uses it.
 
-    A question may be a bad one, since it is not learned.
+    A bad question is not refused, since questions are not learned.
     """
     media = _judge_media(key, value, "chat")
     if media is not None:
@@ -454,7 +461,7 @@ def judge_key(key: str, value: Any, *, is_answer: bool) -> tuple[str, Consequenc
 
 
 def judge_verdict(name: str, value: Any) -> Literal["bad", "good", "mixed", "other"]:
-    """Return what a verdict says; `other`: it is none, such as a class of many.
+    """Return the verdict of a value; `other`: it is not a verdict, such as one class of many.
 
     >>> [judge_verdict("label", value) for value in (False, "True", 0, 3, "bad", [1, 0])]
     ['bad', 'good', 'bad', 'other', 'bad', 'mixed']
@@ -464,20 +471,20 @@ def judge_verdict(name: str, value: Any) -> Literal["bad", "good", "mixed", "oth
     if isinstance(value, (list, tuple)):
         found = {judge_verdict(name, one) for one in _some_leaves(value)}
         if {"good", "bad"} <= found:
-            return "mixed"  # of several candidates, or turns; which of them is learned is not said
+            return "mixed"  # several candidates or turns, without the learned one marked
         return "bad" if "bad" in found else "good" if found == {"good"} else "other"
     text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
     text = text.strip().lower()
     text = text if text == "-1" else text.replace("thumbs", "").strip(" _-.!")
     if text not in _NO | _YES:
         return "bad" if "\N{THUMBS DOWN SIGN}" in text else "other"
-    # Only a plain yes or no is turned round: "bad" is bad whatever its column is called.
+    # Only a plain yes or no is inverted: "bad" is bad under any column name.
     is_turned = text in _TURNED and not _OPPOSITE.isdisjoint(split_name(name))
     return "bad" if (text in _NO) != is_turned else "good"
 
 
 def says_no(value: Any) -> bool:
-    """Return whether a value is a word against an answer, whatever its column is called.
+    """Return whether a value is a word against an answer, under any column name.
 
     >>> says_no("Incorrect"), says_no("no"), says_no(False)
     (True, False, False)
@@ -486,7 +493,7 @@ def says_no(value: Any) -> bool:
 
 
 def is_rating(name: str, value: Any) -> bool:
-    """Return whether a value is a place on a scale, rather than a text about ratings.
+    """Return whether a value is a point on a scale, rather than a text about ratings.
 
     >>> is_rating("score", "4.5"), is_rating("quality", "very poor"), is_rating("points", ["a: b"])
     (True, True, False)
@@ -504,9 +511,9 @@ def _is_place(value: Any) -> bool:
 
 
 def is_weighted(name: str, value: Any) -> bool:
-    """Return whether a weight, mask or flag asks for anything but learning as usual.
+    """Return whether a weight, mask or flag asks for anything but ordinary learning.
 
-    Values that are neither numbers nor flags mean something else.
+    Values that are neither numbers nor flags have another meaning.
 
     >>> is_weighted("weight", 1.0), is_weighted("weight", 0), is_weighted("train", "false")
     (False, True, True)
@@ -522,15 +529,15 @@ def is_weighted(name: str, value: Any) -> bool:
     if shape_of(value) not in ("flag", "number"):
         return False
     if "loss" in words and not words & _WEIGHTS and text not in _FLAGS:
-        return False  # what it was, not whether it counts
-    # A `loss_mask` of 1 is learned, a message that is `masked` is not.
+        return False  # a loss that was measured, not a weight
+    # A message with a `loss_mask` of 1 is learned, a `masked` message is not.
     if words & _SKIPPING and "loss" not in words:
         return text not in ("false", "0", "0.0", "no", "none")
     return text not in ("true", "1", "1.0", "yes")
 
 
 def find_marker(text: str) -> str:
-    """Return the first marker of a picture, sound or video in a text; empty: it has none.
+    """Return the first marker of a picture, sound or video in a text; empty: it has no marker.
 
     >>> find_marker("<image>What is it?"), find_marker("<|image_1|>"), find_marker("a < image")
     ('<image>', '<|image_1|>', '')
@@ -543,7 +550,7 @@ def find_marker(text: str) -> str:
     for found in _MARKER.finditer(text):
         tag = found.group("tag")
         closed = tag is not None and f"</{tag.lower()}>" in text.lower()
-        # Qwen-VL writes <img>path</img>, where HTML has no end; all others are the other way round.
+        # Qwen-VL closes <img>, which HTML does not; other markers have no end, while HTML has.
         if tag is None or closed == (tag.lower() == "img"):
             return found.group()
     return ""

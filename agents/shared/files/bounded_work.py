@@ -1,13 +1,13 @@
-"""Bound the computing and the memory of work that a stranger's file decides, in this process.
+"""Bound the computing time and memory of work that depends on a foreign file, in this process.
 
-A chat template is a small program: it may loop for ever, or double a text until the memory is full.
-Rendering it in a process of its own would take longer than rendering, so the bounds are set around
-it here. Two timers count the process's computing time, which does not depend on what else the PC
-does: the first raises an error, which ends loops of Python; the second kills the process, if a
-single operation in C takes that long. Whoever started it then reports `KILLED`. The address space
-may grow by a fixed size, so that what needs more gets a MemoryError instead of the whole PC.
+A chat template is a small program: it may loop endlessly, or double a text until the memory is
+full. Rendering it in its own process would take longer than rendering, so it is bounded in this
+one. Two timers count the process's computing time, which does not depend on other programs: the
+first raises an error, which ends loops of Python; the second kills the process if a single
+operation in C takes that long. The parent process then reports `KILLED`. The address space may grow
+by a fixed size, so that excessive work gets a MemoryError instead of filling the PC's memory.
 
-Windows has neither; there, and in threads, the one who starts the program has to bound its time.
+Windows has neither. There, and in threads, the code that starts the program must bound its time.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SOFT_S = 3.0
 HARD_S = 10.0
 """Computing time after which the process is killed, in seconds."""
 MEMORY_BYTES = 512 << 20
-"""Memory by which the process may grow meanwhile."""
+"""Maximum growth of the process during the work, in bytes."""
 MAX_BITS = 1 << 16
-"""Maximum size of a whole number that a template computes."""
+"""Maximum size of a whole number that a template computes, in bits."""
 MAX_LENGTH = 1 << 26
 """Maximum length of a text or list that a template multiplies."""
 KILLED = 26
-"""Number of the signal of the second timer (SIGVTALRM)."""
+"""Signal of the second timer (SIGVTALRM)."""
 KILLED_MESSAGE = "a chat template did not end, so that its program was killed"
 KILLED_HINT = "Use a model from a source that you trust, or give it another chat_template"
 
@@ -40,20 +40,21 @@ T = TypeVar("T")
 
 
 class LimitReached(Exception):
-    """Work took more than its bounds; the text says more than what, such as `5 s of computing`."""
+    """Work exceeded a bound; the text names it, such as `5 s of computing`."""
 
 
 class _Interrupted(BaseException):
-    """The first timer; no `except Exception` of the work may catch it."""
+    """The first timer; a BaseException, so that no `except Exception` of the work catches it."""
 
 
 def within_limits(work: Callable[[], T], soft_s: float = SOFT_S, hard_s: float = HARD_S) -> T:
     """Do the work and return its result.
 
     Raises:
-        LimitReached: it took too long, or more memory than there is.
+        LimitReached: the work took too long or too much memory.
     """
     try:
+        # Python allows signal handlers in the main thread only.
         if threading.current_thread() is not threading.main_thread():
             return work()
         return _timed(work, soft_s, hard_s)
@@ -70,7 +71,7 @@ if sys.platform == "win32":
 
     @contextlib.contextmanager
     def limited_memory(more_bytes: int = MEMORY_BYTES) -> Iterator[None]:
-        """Let this process grow as it likes: Windows has no bound that a program sets itself."""
+        """Do nothing: Windows has no memory limit that a program can set itself."""
         yield
 
 else:
@@ -79,11 +80,13 @@ else:
     def _timed(work: Callable[[], T], soft_s: float, hard_s: float) -> T:
         is_armed = True
 
+        # A signal may still arrive while the timers are reset.
         def interrupt(number: int, frame: FrameType | None) -> None:
             if is_armed:
                 raise _Interrupted
 
         before = signal.signal(signal.SIGPROF, interrupt)
+        # SIGVTALRM has no handler here, so it kills the process.
         try:
             signal.setitimer(signal.ITIMER_VIRTUAL, hard_s)
             signal.setitimer(signal.ITIMER_PROF, soft_s)
@@ -96,11 +99,12 @@ else:
 
     @contextlib.contextmanager
     def limited_memory(more_bytes: int = MEMORY_BYTES) -> Iterator[None]:
-        """Let this process grow by at most so much inside the block."""
+        """Limit the growth of this process inside the block."""
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         most = _read_size() + more_bytes
         if soft != resource.RLIM_INFINITY:
             most = min(most, soft)
+        # Only the soft limit, so that it can be raised again.
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
         try:
             yield
@@ -108,18 +112,18 @@ else:
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
     def _read_size() -> int:
-        """Return the address space of this process, in bytes."""
+        """Return the size of this process's address space, in bytes."""
         try:
             with open("/proc/self/statm", encoding="ascii") as file:
                 return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         except (OSError, ValueError):
-            return 1 << 40  # a system without /proc: no bound that would matter
+            return 1 << 40  # without /proc: a limit too high to matter
 
 
 def bound_operators(sandbox: Any) -> None:
-    """Refuse powers and products of unreasonable size in Jinja's sandbox, before they are computed.
+    """Refuse powers and products of unreasonable size in Jinja's sandbox before computing them.
 
-    They are single operations in C, which no timer can interrupt.
+    They are single operations in C, which the first timer cannot interrupt.
 
     Args:
         sandbox: class `SandboxedEnvironment` of Jinja.
@@ -133,18 +137,19 @@ def bound_operators(sandbox: Any) -> None:
 
 
 def _power(base: Any, exponent: Any) -> Any:
+    # The result has about so many bits; 0 and 1 never grow.
     if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
         _expect(abs(base).bit_length() * max(0, exponent) <= MAX_BITS)
     return base**exponent
 
 
-def _product(one: Any, other: Any) -> Any:
-    if isinstance(one, int) and isinstance(other, int):
-        _expect(one.bit_length() + other.bit_length() <= MAX_BITS)
-    for value, times in ((one, other), (other, one)):
+def _product(left: Any, right: Any) -> Any:
+    if isinstance(left, int) and isinstance(right, int):
+        _expect(left.bit_length() + right.bit_length() <= MAX_BITS)
+    for value, times in ((left, right), (right, left)):
         if isinstance(value, (str, bytes, list, tuple)) and isinstance(times, int):
             _expect(len(value) * max(0, times) <= MAX_LENGTH)
-    return one * other
+    return left * right
 
 
 def _expect(is_reasonable: bool) -> None:

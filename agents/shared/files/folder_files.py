@@ -1,9 +1,9 @@
-"""List, check and open the files of folders that may have been made by strangers.
+"""List, check and open files of folders from untrusted sources.
 
-A link in a downloaded folder can name any file of whoever reads it, and a pipe or a device in place
-of a file never ends. So a link is followed only to a place inside the folder, or to the cache of
-the hub, whose snapshots are links to its own blobs; whatever else is no ordinary file is refused
-by name. A hard link cannot be told from a file of the folder.
+A link in a downloaded folder can name any file of the user who reads it, and a pipe or device in
+place of a file never ends. So a link is followed only to a target inside the folder, or to the
+hub's cache, whose snapshots are links to its own blobs; everything else except ordinary files is
+refused by name. A hard link cannot be distinguished from a file of the folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NoReturn
 from agents.contract.hub import hub_cache
 
 MAX_JSON_BYTES = 64 << 20
-"""Limit for the small files of a folder that are read as a whole, such as its proof."""
+"""Maximum size of small files that are read as a whole, such as a proof, in bytes."""
 _REPOSITORIES = ("models--", "datasets--", "spaces--")
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -31,9 +31,9 @@ _KINDS = {
 
 
 class ForeignFile(OSError):
-    """Raised for a file that is not taken. Neither message nor hint ends with a full stop.
+    """Raised for a refused file. Neither message nor hint ends with a full stop.
 
-    An OSError, so that code which has no words for it treats the file as one that cannot be read.
+    It is an OSError, so that code without its own handling treats the file as unreadable.
     """
 
     def __init__(self, path: Path, reason: str, hint: str) -> None:
@@ -46,7 +46,7 @@ class ForeignFile(OSError):
 
 
 def require_own(path: Path, root: Path) -> None:
-    """Check that a file or folder below `root` is an ordinary one, and no link leads out of it.
+    """Check that a file or folder below `root` is ordinary and that no link leads out of `root`.
 
     Raises:
         ForeignFile: it is not.
@@ -59,7 +59,7 @@ def require_own(path: Path, root: Path) -> None:
             f"leads out of {root}, to {target}",
             "Replace the link by a copy of what it should hold, or remove it",
         )
-    path.lstat()  # what is missing is no foreign file
+    path.lstat()  # raises FileNotFoundError: a missing file is not foreign
     if not target.exists():
         raise ForeignFile(path, f"is a link to {target}, which does not exist", "Remove the link")
     if not target.is_dir():
@@ -68,21 +68,22 @@ def require_own(path: Path, root: Path) -> None:
 
 def _resolve(path: Path) -> Path:
     if os.name == "nt" and path.is_symlink() and is_network_path(os.readlink(path)):
-        # Even asking whether it exists would log in to that computer.
+        # Even a check of its existence would log in to that computer.
         raise ForeignFile(path, "is a link to another computer", "Remove the link")
     try:
         return path.resolve(strict=False)
-    except (OSError, RuntimeError) as error:  # Python before 3.13 raises the latter for a loop
+    except (OSError, RuntimeError) as error:  # a loop, before Python 3.13
         raise ForeignFile(path, "is a link that leads in a circle", "Remove the link") from error
 
 
 def is_network_path(name: str) -> bool:
-    r"""Return whether Windows would ask another computer for this path.
+    r"""Return whether Windows would contact another computer for this path.
 
     >>> [is_network_path(name) for name in (r"\\host\share\x", "//host/x", r"\\?\C:\x", "/x")]
     [True, True, False, False]
     """
     name = name.replace("/", "\\")
+    # `\\?\` and `\\.\` are local, except for `\\?\UNC\`.
     if name.startswith(("\\\\?\\", "\\\\.\\")):
         return name[4:7].upper() == "UNC"
     return name.startswith("\\\\")
@@ -91,11 +92,11 @@ def is_network_path(name: str) -> bool:
 def _allowed(root: Path) -> list[Path]:
     real = root.resolve()
     allowed = [real, hub_cache(os.environ).resolve()]
-    # A cache may lie elsewhere than this user's settings say: it is known by its structure. One of
-    # its repositories may be a link to another disk, where it may have another name.
+    # A cache may be elsewhere than this user's settings say, so its structure identifies it. One of
+    # its repositories may be a link to another disk, under another name.
     for parent in (*real.parents, *root.absolute().parents):
         if parent.name == "snapshots" and parent.parent.name.startswith(_REPOSITORIES):
-            # The blobs themselves are not resolved: a stranger's archive can link them anywhere.
+            # The blobs are not resolved, since a foreign archive can link them anywhere.
             allowed.append(parent.parent.resolve() / "blobs")
     return allowed
 
@@ -123,11 +124,12 @@ def open_regular(path: Path, root: Path | None = None) -> BufferedReader:
     """
     if root is not None:
         require_own(path, root)
+    # O_NONBLOCK: opening a pipe would wait for a writer.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     handle = os.open(path, flags | getattr(os, "O_BINARY", 0))
     try:
         _require_regular(path, os.fstat(handle).st_mode)
-        # Asked of what is open: the path may have become a link since it was checked.
+        # Check the open file, since the path may have become a link after the first check.
         opened = Path(f"/proc/self/fd/{handle}")
         if root is not None and opened.is_symlink():
             target = Path(os.readlink(opened))
@@ -146,6 +148,7 @@ def read_regular(path: Path, root: Path | None = None, limit: int = MAX_JSON_BYT
         ForeignFile: it is not one, leads out of `root`, or is larger than `limit` bytes.
         OSError: it cannot be read.
     """
+    # One byte more than the limit shows whether there is more.
     with open_regular(path, root) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -163,7 +166,7 @@ def is_own(path: Path, root: Path) -> bool:
 
 
 def list_own(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """Return the files of a folder, none below it, with names that are wanted, in their order.
+    """Return the files of a folder, excluding subfolders, whose names are wanted, in order.
 
     Raises:
         ForeignFile: one of them is not an ordinary file, or leads out of the folder.
@@ -176,22 +179,23 @@ def list_own(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
 
 
 def walk_own(folder: Path, wanted: Callable[[str], bool]) -> Iterator[Path]:
-    """Yield the files in and below a folder with names that are wanted, but no folder twice.
+    """Yield the files in and below a folder whose names are wanted, visiting no folder twice.
 
-    What is hidden is left out, and so is a link back to where the folder lies.
+    Hidden entries are skipped, and so are links to a parent of the folder.
 
     Raises:
-        ForeignFile: one is not an ordinary file, or leads out of the folder, as may a folder.
+        ForeignFile: a file is not ordinary, or a file or folder leads out of the folder.
         OSError: a part cannot be read.
     """
     seen = {str(parent) for parent in folder.resolve().parents}
     for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         real = os.path.realpath(root)
-        # Links may lead in circles, or to a folder that was read by its own name.
+        # Links may form circles, or name a folder that was read under its own name.
         if real in seen:
             folders.clear()
             continue
         seen.add(real)
+        # Assigned in place: os.walk descends into what is left in this list.
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in folders:
             place = Path(root, name)
@@ -204,9 +208,9 @@ def walk_own(folder: Path, wanted: Callable[[str], bool]) -> Iterator[Path]:
 
 
 def _require_own_entry(path: Path, root: Path) -> None:
-    """Like `require_own`, for an entry of a folder that is known to be own."""
+    """Check an entry like `require_own`, given that its folder is already checked."""
     mode = path.lstat().st_mode
-    # Resolving a path takes many calls of the system, and most files are no links.
+    # Resolving a path takes many system calls, and most files are not links.
     if stat.S_ISLNK(mode):
         require_own(path, root)
     else:

@@ -1,8 +1,8 @@
-"""Take secrets out of what people may paste into a bug report: errors, traces and logs.
+"""Remove secrets from texts that users may paste into a bug report: errors, traces and logs.
 
-Secrets reach such texts by ways that nobody planned: a library quotes a request's headers, a user
-types a password into an address, a traceback quotes a variable. So texts are cleaned where they
-leave, by form and by what the environment calls a secret.
+Secrets reach such texts unintentionally: a library quotes the headers of a request, a user types a
+password into an address, a traceback quotes a variable. So texts are cleaned on output, by the form
+of secrets and by the environment variables that hold some.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 
 HIDDEN = "***"
+# Shorter values, such as `yes`, would also remove ordinary words.
 _MIN_CHARS = 8
 _TOKENS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{12,}|(?:ghp|gho|ghs|github_pat|glpat|sk|xoxb|xoxp)[_-][\w-]{16,}"
@@ -38,14 +39,15 @@ def hide_secrets(text: str, environ: Mapping[str, str] | None = None) -> str:
     """Return a text without tokens, passwords and private keys.
 
     Args:
-        text: of any kind.
-        environ: whose variables with secret names are taken out as well; None: of this process.
+        text: any text.
+        environ: variables; values are removed whose names mean secrets. None: this process's.
 
     >>> hide_secrets("https://anna:hunter2@x.org?token=abc, hf_abcdefghijklmnop", {})
     'https://anna:***@x.org?token=***, ***'
     >>> hide_secrets("Authorization: Bearer abcdefgh, 40 tokens: 5, node@10.0.0.2:22", {})
     'Authorization: ***, 40 tokens: 5, node@10.0.0.2:22'
     """
+    # Keys first: the other patterns would match parts of one and leave the rest.
     text = _KEY.sub(HIDDEN, text)
     for name, value in (os.environ if environ is None else environ).items():
         if _SECRET_NAME.search(name) and len(value) >= _MIN_CHARS:
@@ -59,6 +61,6 @@ def hide_secrets(text: str, environ: Mapping[str, str] | None = None) -> str:
 
 def format_trace(error: BaseException) -> str:
     """Return the traceback of an error without secrets."""
-    import traceback  # 10 ms that a connection without errors does not need
+    import traceback  # slow (10 ms), and rarely needed
 
     return hide_secrets("".join(traceback.format_exception(error)))

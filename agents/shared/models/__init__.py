@@ -1,1 +1,1 @@
-"""Models on disk: config, tokenizer, tensors, sizes and what can be trained."""
+"""Models on disk: config, tokenizer, tensors, sizes, and whether they can be trained."""

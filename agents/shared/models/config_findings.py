@@ -1,8 +1,8 @@
-"""Judge a model's config.json before anything computes with it: its sizes, and what it is made for.
+"""Judge a model's config.json before any computation with it: its sizes and its purpose.
 
-A config comes from strangers: a billion layers would fill all memory of a plan, a text instead of a
-number would look like a fault of ours. Only what the config says is checked; what it leaves out has
-the default of its family.
+A config is untrusted: a billion layers would fill all memory of a plan, and a text instead of a
+number would look like a bug. Only given values are checked; missing ones have the default of the
+family.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ LIMITS: dict[str, _Limits] = {
         ("n_shared_experts", "first_k_dense_replace", "num_kv_shared_layers"), _EXPERTS
     ),
 }
-"""Smallest and largest value of each size, far beyond every model that exists."""
-# Numbers of which infinity or not-a-number would reach the weights.
+"""Minimum and maximum of each size, far beyond any existing model."""
+# Numbers whose infinity or NaN would spread to the weights.
 _FINITE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta",
            "initializer_range", "attention_dropout", "hidden_act_alpha")  # fmt: skip
 _LISTS = ("mlp_only_layers", "layer_types", "layers_block_type", "moe_layers", "architectures")
@@ -56,7 +56,7 @@ _MAPPINGS = ("text_config", "quantization_config", "rope_scaling", "rope_paramet
 TRAINABLE_METHODS = ("bitsandbytes", "mxfp4")
 """Values of quant_method whose weights an adapter can be trained on."""
 _ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model")
-"""Ends of the class names of models that can be language models."""
+"""Suffixes of the class names of models that may be language models."""
 _ENCODERS = frozenset({
     "bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "distilbert", "albert", "electra",
     "deberta", "deberta-v2", "mpnet", "camembert", "modernbert", "nomic_bert", "longformer",
@@ -72,11 +72,11 @@ NO_TEXT_CLASS = frozenset({
     "perception_lm", "qwen2_5_omni", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_omni_moe",
     "qwen3_vl", "qwen3_vl_moe", "smolvlm", "video_llava", "vipllava", "voxtral",
 })  # fmt: skip
-"""Types of models for pictures or sound whose language model Transformers does not load alone."""
+"""Types of multimodal models whose language model Transformers cannot load alone."""
 
 
 def find_config_problems(config: Mapping[str, Any]) -> Iterator[ModelFinding]:
-    """Yield what a config alone says against training."""
+    """Yield the reasons against training that a config alone shows."""
     for text in find_odd_sizes(config):
         yield ModelFinding(
             kind="config",
@@ -84,6 +84,7 @@ def find_config_problems(config: Mapping[str, Any]) -> Iterator[ModelFinding]:
             hint="Download the config again, or name another model",
             file="config.json",
         )
+        # With such sizes, the other checks would report consequences.
         return
     yield from _find_other_kind(config)
     method = quantization_of(config)
@@ -97,13 +98,13 @@ def find_config_problems(config: Mapping[str, Any]) -> Iterator[ModelFinding]:
 
 
 def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of the language model; multimodal ones keep it in a mapping of its own."""
+    """Return the config of the language model; multimodal models nest it in `text_config`."""
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, Mapping) else dict(config)
 
 
 def find_odd_sizes(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence, without a full stop, on each value that no model can have."""
+    """Yield a sentence, without a full stop, for each value that no model can have."""
     for name in _MAPPINGS:
         if not isinstance(config.get(name), Mapping | None):
             yield f"{name} is {show(config[name])}; it must be an object"
@@ -131,28 +132,29 @@ def _check_padding(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _check_size(name: str, value: Any, limits: _Limits) -> Iterator[str]:
-    # Some families have a list, with a size for each layer.
-    for one in value if isinstance(value, list) and value else [value]:
-        if one is None:  # the family's default
+    # Some families have a list with one size per layer.
+    for size in value if isinstance(value, list) and value else [value]:
+        if size is None:  # the family's default
             continue
-        if type(one) is not int:
-            yield f"{name} is {show(one)}; it must be a whole number"
+        if type(size) is not int:  # not isinstance: True is an int
+            yield f"{name} is {show(size)}; it must be a whole number"
             return
-        if not limits[0] <= one <= limits[1]:
-            yield f"{name} is {show(one)}; it must be from {limits[0]:,} to {limits[1]:,}"
+        if not limits[0] <= size <= limits[1]:
+            yield f"{name} is {show(size)}; it must be from {limits[0]:,} to {limits[1]:,}"
             return
 
 
 def quantization_of(config: Mapping[str, Any]) -> str:
-    """Return the method by which a model is quantized; empty: it is not."""
+    """Return the quantization method of a model; empty: it is not quantized."""
     settings = config.get("quantization_config")
     if not isinstance(settings, Mapping) or not settings:
         return ""
+    # Older configs of bitsandbytes lack the method.
     return str(settings.get("quant_method") or "bitsandbytes")
 
 
 def is_4_bit(config: Mapping[str, Any]) -> bool:
-    """Return whether bitsandbytes stores the linear layers in 4 bits, as a QLoRA run holds them."""
+    """Return whether bitsandbytes stores the linear layers in 4 bits, as a QLoRA run does."""
     settings = config.get("quantization_config")
     if not isinstance(settings, Mapping) or quantization_of(config) != "bitsandbytes":
         return False
@@ -160,7 +162,7 @@ def is_4_bit(config: Mapping[str, Any]) -> bool:
 
 
 def _find_other_kind(config: Mapping[str, Any]) -> Iterator[ModelFinding]:
-    names = [str(one) for one in config.get("architectures") or []]
+    names = [str(name) for name in config.get("architectures") or []]
     family = str(text_of(config).get("model_type", ""))
     why = ""
     if config.get("is_encoder_decoder"):
@@ -175,13 +177,13 @@ def _find_other_kind(config: Mapping[str, Any]) -> Iterator[ModelFinding]:
     if not why and kind in NO_TEXT_CLASS:
         yield ModelFinding(
             kind="architecture",
-            message=f"is made for pictures or sound beside text ({kind}), and Transformers does "
-            "not load its language model alone",
+            message=f"is made for pictures or sound in addition to text ({kind}), and Transformers "
+            "does not load its language model alone",
             hint=OTHER_MODEL,
             file="config.json",
         )
     if why:
-        message = f"is no causal language model: it {why}"
+        message = f"is not a causal language model: it {why}"
         yield ModelFinding(
             kind="architecture", message=message, hint=OTHER_MODEL, file="config.json"
         )

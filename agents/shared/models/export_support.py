@@ -1,9 +1,9 @@
-"""Which families of models the programs behind each export format do not take.
+"""Model families that the programs of each export format cannot handle.
 
-Read off the versions that are locked: llama.cpp's converter (`conversion.TEXT_MODEL_MAP`),
-gptqmodel's `MODEL_MAP`, AutoAWQ's `AWQ_CAUSAL_LM_MODEL_MAP`. Only families that are listed here are
-refused; of any other the program itself says what it cannot do. NF4 and the merge are made by
-Transformers and PEFT, of every model that has been trained.
+Taken from the locked versions: llama.cpp's converter (`conversion.TEXT_MODEL_MAP`), gptqmodel's
+`MODEL_MAP`, AutoAWQ's `AWQ_CAUSAL_LM_MODEL_MAP`. Only the listed families are refused; for others
+the program itself reports what it cannot do. NF4 and the merge are made by Transformers and PEFT,
+which handle every model that has been trained.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from agents.shared.models.config_findings import text_of
 from agents.shared.models.families import name_family
 
 _NO_GGUF = frozenset({"ministral"})
-# Layers that gptqmodel does not know, where its own detection finds nothing to divide.
+# Families with layers that gptqmodel neither knows nor detects.
 _NO_GPTQMODEL = frozenset({"mamba2"})
-# Families newer than AutoAWQ 0.2.9, which is archived, or built of layers that it does not know.
+# Families newer than AutoAWQ 0.2.9, which is archived, or with layers that it does not know.
 _NO_AUTOAWQ = frozenset({
     "deepseek_v4", "falcon_h1", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4",
     "gemma4_text", "glm4", "glm4_moe", "gpt_oss", "granite", "granitemoehybrid", "lfm2", "llama4",
@@ -26,14 +26,14 @@ _NO_AUTOAWQ = frozenset({
     "qwen3_5_text", "qwen3_next", "smollm3",
 })  # fmt: skip
 
-# Whether llama.cpp makes the weights of a token's experts add up to 1, for families of which it
-# does so, or does not, whatever the model says (`build_moe_ffn` in its src/models).
+# True if llama.cpp always normalizes the weights of a token's experts to 1, False if it never does,
+# regardless of the model's setting (`build_moe_ffn` in its src/models).
 _GGUF_NORMS = {"qwen3_moe": True, "qwen3_next": True, "qwen2_moe": False, "olmoe": False}
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def find_refusal(config: Mapping[str, Any], method: str, engine: str = "gptqmodel") -> str | None:
-    """Return why a format cannot be made of a model's family, or None.
+    """Return why a format cannot be made from a model's family, or None.
 
     Args:
         config: The model's config.json.
@@ -47,6 +47,7 @@ def find_refusal(config: Mapping[str, Any], method: str, engine: str = "gptqmode
     made = f"{method} cannot be made of {name_family(family).short} models"
     if method == "gguf" and family in _NO_GGUF:
         return f"{made}: llama.cpp's converter does not know them"
+    # A model with the other setting would compute other weights after the conversion.
     norms = text_of(config).get("norm_topk_prob", _GGUF_NORMS.get(family))
     if method == "gguf" and family in _GGUF_NORMS and bool(norms) != _GGUF_NORMS[family]:
         return f"{made} whose norm_topk_prob is {norms}: llama.cpp computes them as if it were not"
@@ -60,7 +61,7 @@ def find_refusal(config: Mapping[str, Any], method: str, engine: str = "gptqmode
 
 
 def find_left_wide(config: Mapping[str, Any], method: str) -> str | None:
-    """Return which large part of a model a format leaves in 16 bits, and why, or None.
+    """Return the large part of a model that a format leaves in 16 bits, with the reason, or None.
 
     >>> find_left_wide({"model_type": "mixtral", "num_local_experts": 8}, "nf4")[:30]
     'The experts stay in 16 bits: T'
@@ -75,7 +76,7 @@ def find_left_wide(config: Mapping[str, Any], method: str) -> str | None:
 
 
 def suggest(method: str, engine: str) -> str:
-    """Return what to do instead, as a hint."""
+    """Return an alternative to a refused format, as a hint."""
     if method == "awq" and engine == "autoawq":
         return "Let gptqmodel make it (--engine gptqmodel), or use nf4 or gguf"
     return "Use nf4, or the merged model" if method == "gguf" else "Use nf4 or gguf"

@@ -1,7 +1,7 @@
-"""What families of models are called by their authors, by the `model_type` of their configs.
+"""Names of model families as used by their authors, by the `model_type` of their configs.
 
-The one table of these names: plans, reasons and refusals read it, and docs/models.md is compared
-with it. A family that is not listed keeps its `model_type`.
+The only table of these names: plans, reasons and refusals read it, and docs/models.md is compared
+with it. A family that is not listed is named by its `model_type`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FamilyName:
-    """Name of a family, and what its layers have that a Llama's lack."""
+    """Name of a family, and its layers that a Llama lacks."""
 
     short: str
-    """Name that its authors use."""
+    """Name used by its authors."""
     kind: str = ""
-    """How tokens are mixed, where that is not attention alone; empty: it is."""
+    """Mixing of tokens, if it is not attention alone; empty: attention."""
 
     @property
     def full(self) -> str:
@@ -69,7 +69,7 @@ NAMES: dict[str, FamilyName] = {
 
 
 def name_family(model_type: str) -> FamilyName:
-    """Return the name of a family; of an unknown one its `model_type`.
+    """Return the name of a family, or its `model_type` if it is unknown.
 
     >>> name_family("qwen3_5_text").full, name_family("gpt_oss").full, name_family("new").full
     ('Qwen3.5 (hybrid, linear attention)', 'gpt-oss', 'new')

@@ -1,7 +1,7 @@
-"""Compare a run with the model it names: what cannot work, and what is probably not intended.
+"""Compare a run with its model: errors, and settings that are probably not intended.
 
 Pure: the model's folder was inspected before, or only its config is known, as for a model of the
-hub. A problem names the key of the run file, since that is what a person can change.
+hub. A problem names the key of the run file, since that is what the user can change.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ _LEARNED = re.compile(r"(.*\.)?(wpe|embed_positions|position_embeddings)\.weight
 _NOT_LINEAR = re.compile(
     r"(.*\.)?(embed_\w+|wte|wpe|word_embeddings|embed_in|\w*norm\w*|ln_\w+|router)"
 )
-# What Transformers puts before names that a file has without it.
+# Prefixes that Transformers adds to names of a file.
 _PREFIXES = ("", "model.", "transformer.", "base_model.")
-# Largest factor by which positions are scaled; a larger one is a mistake.
+# Maximum plausible factor of scaled positions.
 _MAX_FACTOR = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Misfit:
-    """A value of a run that does not suit its model."""
+    """Value of a run that does not suit its model."""
 
     severity: Literal["error", "warning"]
     key: str
     """Key of the run file, such as `adapter.targets`."""
     text: str
-    """What is wrong, without a full stop; it does not repeat the key."""
+    """Problem, without a full stop and without the key."""
     hint: str = ""
-    """What to do, without a full stop."""
+    """Advice, without a full stop."""
 
 
 def find_refusals(
     name: str, model: ModelFolder, spec: RunSpec | None = None
 ) -> tuple[ModelRefusal, ...]:
-    """Return every reason not to train a model, the most important first.
+    """Return all reasons against training a model, the most important first.
 
     Args:
         name: name of the model, for the messages.
-        model: what its folder holds.
+        model: contents of its folder.
         spec: the run; None: any run.
     """
     found = [
         ModelRefusal(message=f"the model {name} {f.message}", hint=f.hint) for f in model.findings
     ]
-    # A damaged folder would only repeat itself in what follows from it.
+    # Misfits of a damaged folder would only be consequences of the damage.
     for misfit in find_misfits(spec, model) if spec is not None and not found else ():
         if misfit.severity == "error":
             found.append(ModelRefusal(message=f"{misfit.key} {misfit.text}", hint=misfit.hint))
@@ -63,7 +63,7 @@ def find_refusals(
 
 
 def find_misfits(spec: RunSpec, model: ModelFolder) -> tuple[Misfit, ...]:
-    """Return what of a run does not suit its model, errors first."""
+    """Return the settings of a run that do not suit its model, errors first."""
     found = [
         *_check_quantized(spec, model),
         *_check_targets(spec, model.tensors),
@@ -71,7 +71,7 @@ def find_misfits(spec: RunSpec, model: ModelFolder) -> tuple[Misfit, ...]:
         *_check_rank(spec, model.config),
         *_check_tokenizer(spec, model),
     ]
-    return tuple(sorted(found, key=lambda one: one.severity))
+    return tuple(sorted(found, key=lambda misfit: misfit.severity))
 
 
 def _check_quantized(spec: RunSpec, model: ModelFolder) -> Iterator[Misfit]:
@@ -125,6 +125,7 @@ def check_targets(targets: str | tuple[str, ...], modules: Iterable[str]) -> Ite
         yield from _check_pattern(targets, modules, hint)
         return
     for target in targets:
+        # With a dot, so that only whole parts of a name match.
         if not any(f".{name}".endswith(f".{target}") for name in modules):
             near = difflib.get_close_matches(target, names, n=1, cutoff=0.5)
             guess = f"; did you mean {near[0]}?" if near else ""
@@ -133,6 +134,7 @@ def check_targets(targets: str | tuple[str, ...], modules: Iterable[str]) -> Ite
 
 
 def _check_pattern(pattern: str, modules: Iterable[str], hint: str) -> Iterator[Misfit]:
+    # The pattern is applied to the names in Transformers, which may have a prefix.
     if not any(re.fullmatch(pattern, f"{p}{name}") for name in modules for p in _PREFIXES):
         text = f"is the pattern {pattern!r}, which matches no linear layer of this model"
         yield Misfit(severity="error", key="adapter.targets", text=text, hint=hint)
@@ -141,11 +143,13 @@ def _check_pattern(pattern: str, modules: Iterable[str], hint: str) -> Iterator[
 def _check_beside(
     pattern: str, modules: Sequence[str], tensors: Mapping[str, TensorInfo]
 ) -> Iterator[Misfit]:
-    """Yield a problem where a pattern for linear layers also matches a norm, as `.*` at its end."""
+    """Yield a problem if a pattern for linear layers also matches a norm, as `.*` at its end
+    does.
+    """
     norms = (
         name.removesuffix(".weight")
-        for name, one in tensors.items()
-        if name.endswith(".weight") and len(one.shape) == 1
+        for name, tensor in tensors.items()
+        if name.endswith(".weight") and len(tensor.shape) == 1
     )
     found = next(
         (
@@ -159,8 +163,8 @@ def _check_beside(
     if found is None:
         return
     prefix, name = found
-    # Under another prefix it is another pattern.
-    if any(re.fullmatch(pattern, f"{prefix}{one}") for one in modules):
+    # Only if a linear layer matches under the same prefix, as in the model.
+    if any(re.fullmatch(pattern, f"{prefix}{module}") for module in modules):
         ends = "|".join(_name_ends(modules)[:12])
         yield Misfit(
             severity="error",
@@ -171,19 +175,19 @@ def _check_beside(
 
 
 def _name_ends(modules: Iterable[str]) -> list[str]:
-    """Return the last parts of names of linear layers, without the head's."""
+    """Return the last parts of names of linear layers, except the head's."""
     return sorted({name.rpartition(".")[2] for name in modules} - {"lm_head"})
 
 
 def find_linear(tensors: Mapping[str, TensorInfo]) -> list[str]:
-    """Return the modules whose weight is a matrix and no embedding, and the head."""
+    """Return the modules whose weight is a matrix but not an embedding, and the head."""
     names = (
         name.removesuffix(".weight")
-        for name, one in tensors.items()
-        if name.endswith(".weight") and len(one.shape) == 2
+        for name, tensor in tensors.items()
+        if name.endswith(".weight") and len(tensor.shape) == 2
     )
     found = [name for name in names if not _NOT_LINEAR.fullmatch(name)]
-    # A head that is the embedding has no tensor of its own.
+    # A head tied to the embedding has no tensor of its own.
     return [*found, "lm_head"] if found else []
 
 
@@ -194,7 +198,7 @@ def _check_length(spec: RunSpec, model: ModelFolder) -> Iterator[Misfit]:
     asked = spec.sequence_tokens
     learned = next((name for name in model.tensors if _LEARNED.fullmatch(name)), None)
     if learned is not None:
-        # OPT keeps two rows more than it has positions; the config has the figure.
+        # OPT has two more rows than positions, so the config's number is better.
         rows = _longest(model.config) or model.tensors[learned].shape[0]
         if asked > rows:
             yield Misfit(
@@ -206,7 +210,7 @@ def _check_length(spec: RunSpec, model: ModelFolder) -> Iterator[Misfit]:
         return
     most = _longest(model.config)
     if most is not None and asked > most:
-        # Rotary positions go on without end, so it trains; but none beyond was ever seen.
+        # Rotary positions have no end, so training works, but the model never saw these.
         yield Misfit(
             severity="warning",
             key="sequence_tokens",
@@ -217,10 +221,10 @@ def _check_length(spec: RunSpec, model: ModelFolder) -> Iterator[Misfit]:
 
 
 def _longest(config: Mapping[str, Any]) -> int | None:
-    """Return the longest sequence that a model was made for, in tokens; None: not given.
+    """Return the longest sequence that a model was made for, in tokens, or None if not given.
 
-    With scaled positions that is what they were scaled to: Qwen2.5's config keeps 32,768 beside a
-    factor of 4.
+    With scaled positions it is their scaled length: Qwen2.5's config has 32,768 and a factor
+    of 4.
 
     >>> _longest({"max_position_embeddings": 32768, "rope_scaling": {"factor": 4.0,
     ...     "original_max_position_embeddings": 32768}})
@@ -237,7 +241,7 @@ def _longest(config: Mapping[str, Any]) -> int | None:
         return most
     if isinstance(first, int):
         return max(most, int(factor * first))
-    # Vicuna's config keeps the unscaled length, and names no other one.
+    # Vicuna's config has only the unscaled length.
     kind = scaling.get("rope_type", scaling.get("type"))
     return int(factor * most) if kind in ("linear", "dynamic") else most
 

@@ -1,7 +1,7 @@
-"""Read what a GGUF file says of itself, without its weights, whoever wrote it.
+"""Read the metadata of an untrusted GGUF file, without its weights.
 
-Every count and length in such a file is checked against the bytes that are left before anything is
-read or reserved for it, so that the time and memory are bounded by the file, and by our own limit.
+Every count and length is checked against the remaining bytes before anything is read or reserved
+for it, so time and memory are bounded by the file and by a fixed limit.
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -15,34 +15,36 @@ from typing import Any, BinaryIO
 from agents.shared.files.folder_files import open_regular
 
 MAX_METADATA_BYTES = 256 << 20
-"""Maximum size of the keys and values. A vocabulary of 260,000 words takes some 10 MB."""
+"""Maximum size of the keys and values, in bytes. A vocabulary of 260,000 words takes about 10
+MB."""
 MAX_KEYS = 1 << 16
 MAX_ITEMS = 1 << 23
 """Maximum number of items of all arrays together."""
+# Formats of `struct` by the number of the value type in the file.
 _PLAIN = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
 _MAGIC = b"GGUF"
-# The first version had 32-bit counts; none of its files is left.
+# Version 1 had 32-bit counts; its files are no longer in use.
 _VERSIONS = (2, 3)
-# Shortest key with its value: an empty name, a kind and one byte.
+# Minimum size of a key with its value: an empty name, a type and one byte.
 _LEAST_KEY_BYTES = 13
 _LEAST_STRING_BYTES = 8
-# Names are ASCII words with dots; the longest of llama.cpp has 60 characters.
+# Keys are ASCII words with dots; llama.cpp's longest has 60 characters.
 _MAX_KEY_BYTES = 1 << 16
 
 
 class UnknownVersion(ValueError):
-    """A file of a version that is not ours to read."""
+    """Raised for a file of an unsupported version."""
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """Return the file's keys and values.
 
     Raises:
-        ValueError: it is no GGUF file, is cut, or has what no such file has; UnknownVersion: it is
-            of another version.
+        ValueError: it is not a GGUF file, is truncated, or has invalid content.
+        UnknownVersion: it has another version.
         OSError: it cannot be read.
     """
     with open_regular(path, path.parent) as file:
@@ -56,7 +58,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 class _Metadata:
-    """The beginning of a file, of which at most `left` bytes are read."""
+    """Beginning of a file, of which at most `left` bytes are read."""
 
     def __init__(self, file: BinaryIO, left: int) -> None:
         self._file = file
@@ -69,7 +71,7 @@ class _Metadata:
         version = self._number("I")
         if version not in _VERSIONS:
             raise UnknownVersion(f"a GGUF file of version {version} is not known")
-        self._number("Q")  # of tensors, which follow the keys
+        self._number("Q")  # number of tensors, whose descriptions follow the keys
         num_keys = self._number("Q")
         if num_keys > min(MAX_KEYS, self._left // _LEAST_KEY_BYTES):
             raise ValueError(f"it cannot hold {num_keys} keys")

@@ -1,7 +1,7 @@
-"""Read the files of a model's folder, each once, before any of them is judged.
+"""Read the files of a model's folder, each once, before they are judged.
 
 Only headers of weights are read: a folder of hundreds of gigabytes takes milliseconds. The folder
-may come from a stranger, so every file has a limit, and no link leads out of the folder.
+is untrusted, so every file has a size limit, and no link may lead out of the folder.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from agents.shared.models.findings import printable, show
 from agents.shared.models.safetensors_header import MAX_TENSORS, TensorInfo, read_header
 
 Parts = Literal["all", "tokenizer", "present", "config"]
-"""Parts to inspect: all; config and tokenizer; config and what else is there; the config alone."""
+"""Parts to inspect: `all`; `tokenizer`: with config; `present`: config and other present files;
+`config`: alone."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
-"""Maximum size of the list of shards; that of a model of 90,000 tensors has 9 MB."""
+"""Maximum size of the list of shards, in bytes; that of a model of 90,000 tensors has 9 MB."""
 MAX_TOKENIZER_BYTES = 256 << 20
-"""Maximum size of tokenizer.json; that of a vocabulary of 262,000 tokens has 33 MB."""
+"""Maximum size of tokenizer.json, in bytes; for a vocabulary of 262,000 tokens it has 33 MB."""
 MAX_JSON_BYTES = 64 << 20
-"""Maximum size of every other JSON file of a tokenizer."""
+"""Maximum size of other JSON files of a tokenizer, in bytes."""
 MAX_TEMPLATE_BYTES = 4 << 20
-"""Maximum size of a chat template; the longest known have some ten thousand bytes."""
+"""Maximum size of a chat template, in bytes; the longest known ones have about ten thousand."""
 TOKENIZER_SOURCES = (
     "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model.v3",
     "tekken.json", "tiktoken.model", "vocab.txt",
 )  # fmt: skip
-"""Files that each hold a whole tokenizer."""
+"""Files that each hold a complete tokenizer."""
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-# Larger ones are parsed only where the time does not matter: a plan must answer at once.
+# Larger files are parsed only if time does not matter, since a plan must answer at once.
 _QUICK_BYTES = 1 << 20
 _END_BYTES = 64
 _Parse = Callable[[bytes], dict[str, Any] | None]
@@ -44,7 +45,7 @@ _Parse = Callable[[bytes], dict[str, Any] | None]
 
 @dataclass(kw_only=True, slots=True)
 class ModelFiles:
-    """Content of a model's folder. A file that is missing is in none of the mappings."""
+    """Contents of a model's folder. The mappings lack missing files."""
 
     names: frozenset[str] = frozenset()
     """Names of all entries that are not hidden."""
@@ -53,12 +54,12 @@ class ModelFiles:
     starts: dict[str, bytes] = field(default_factory=dict)
     """First bytes of files that a tokenizer is made from, without leading white space."""
     headers: dict[str, dict[str, TensorInfo]] = field(default_factory=dict)
-    """Tensors of each file of weights that Transformers would load, up to the first damaged one."""
+    """Tensors of each weight file that Transformers would load, up to the first damaged file."""
     weights: str | None = ""
-    """File that Transformers takes the weights from, or the list of them; empty: there is neither;
-    None: the config names one that is no file of the folder."""
+    """File from which Transformers takes the weights, or the list of them; empty: neither exists;
+    None: the config names one that is not a file of the folder."""
     problems: dict[str, str] = field(default_factory=dict)
-    """Reason why a file cannot be used, by file: a text that begins with a verb."""
+    """Reason why a file cannot be used, by file; it begins with a verb."""
 
     def config(self, name: str) -> dict[str, Any]:
         """Return the object in a file; empty: it cannot be used."""
@@ -66,12 +67,12 @@ class ModelFiles:
 
 
 def read_model_files(folder: Path, *, parts: Parts, whole: bool) -> ModelFiles:
-    """Return the content of a model's folder; a file that cannot be read is a problem, no error.
+    """Return the contents of a model's folder; an unreadable file is a problem, not an error.
 
     Args:
         folder: the folder.
-        parts: what must be in it.
-        whole: also parse a large tokenizer.json, which takes up to half a second.
+        parts: parts that must be in it.
+        whole: True to parse a large tokenizer.json, too, which takes up to half a second.
     """
     files = ModelFiles(names=_list_names(folder))
     for name in ("config.json", "adapter_config.json"):
@@ -99,7 +100,7 @@ def _list_names(folder: Path) -> frozenset[str]:
 
 
 def _read(folder: Path, name: str, files: ModelFiles, take: Callable[[BinaryIO], None]) -> None:
-    """Give an open file to `take`; note what is wrong with it, unless it is missing."""
+    """Pass an open file to `take`; record a problem unless the file is missing."""
     try:
         with open_regular(folder / name, folder) as file:
             take(file)
@@ -114,7 +115,7 @@ def _read(folder: Path, name: str, files: ModelFiles, take: Callable[[BinaryIO],
 def _read_object(
     folder: Path, name: str, files: ModelFiles, limit: int, parse: _Parse, quick: int | None = None
 ) -> None:
-    """Read the object of a JSON file; of a file beyond `quick` bytes, check its ends alone."""
+    """Read the object of a JSON file; of a file beyond `quick` bytes, check only its ends."""
 
     def take(file: BinaryIO) -> None:
         size = file.seek(0, 2)
@@ -124,6 +125,7 @@ def _read_object(
         if quick is None or size <= quick:
             files.objects[name] = parse(file.read(limit))
             return
+        # A JSON object that was cut off lacks its last brace.
         start = file.read(_END_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
         file.seek(-_END_BYTES, 2)
         if start != b"{" or file.read().rstrip()[-1:] != b"}":
@@ -143,7 +145,7 @@ def _parse_object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {str(error)[:80]}") from error
     if not isinstance(value, dict):
-        raise ValueError("is no JSON object")
+        raise ValueError("is not a JSON object")
     return value
 
 
@@ -161,7 +163,7 @@ def _read_weights(folder: Path, files: ModelFiles) -> None:
         _read(folder, name, files, partial(_keep_header, files, name))
         if name not in files.headers:
             files.problems.setdefault(name, "is missing")
-            return  # one damaged file is enough to know
+            return  # one damaged file suffices to refuse the folder
 
 
 def _parse_index(data: bytes) -> dict[str, Any]:
@@ -169,14 +171,16 @@ def _parse_index(data: bytes) -> dict[str, Any]:
     places = index.get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ValueError("has no weight_map")
+    # Transformers requires it, too.
     if not isinstance(index.get("metadata"), dict):
         raise ValueError("has no metadata")
     if len(places) > MAX_TENSORS:
         raise ValueError(f"names {len(places):,} tensors, and at most {MAX_TENSORS:,} are allowed")
     for tensor, name in places.items():
+        # A path with folders could name any file of the PC.
         if not _is_plain(name, (".safetensors",)):
             raise ValueError(
-                f"puts {printable(tensor)} into {show(name)}, which is no file of the folder"
+                f"puts {printable(tensor)} into {show(name)}, which is not a file of the folder"
             )
     return index
 

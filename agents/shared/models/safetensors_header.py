@@ -1,8 +1,8 @@
-"""Read the header of a safetensors file, which names its tensors, without reading the tensors.
+"""Read the header of a safetensors file, which lists its tensors, without reading the tensors.
 
-The file comes from strangers, so nothing in it is believed: the length of the header, its JSON, and
-every type, shape and place of a tensor are checked against the size of the file. The rules are
-those of the format: https://github.com/huggingface/safetensors#format
+The file is untrusted: the length of the header, its JSON, and the type, shape and position of every
+tensor are checked against the size of the file. The rules are those of the format:
+https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from itertools import pairwise
 from typing import Any, BinaryIO
 
 MAX_HEADER_BYTES = 100_000_000
-"""Maximum size of a header, as in the library's own reader."""
+"""Maximum size of a header, in bytes, as in the library's own reader."""
 MAX_TENSORS = 500_000
 """Maximum number of tensors of a model; DeepSeek-V3 has 91,000."""
 MAX_DIMS = 64
-"""Maximum number of dimensions of a tensor; PyTorch has the same limit."""
+"""Maximum number of dimensions of a tensor, as in PyTorch."""
 _MAX_SIZE = 2**63 - 1
 _LENGTH_BYTES = 8
-# Brackets that a header may have beyond the three of each tensor: metadata may quote JSON.
+# Brackets allowed beyond the three of each tensor, since metadata may quote JSON.
 _SPARE_BRACKETS = 100_000
 _MAX_SHOWN = 60
 BITS = {
@@ -35,11 +35,11 @@ BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""Bits of one value, by the name of its type."""
+"""Number of bits of one value, by the name of its type."""
 
 
 class HeaderError(ValueError):
-    """Raised when a file is no safetensors file, or is damaged; the text begins with a verb."""
+    """Raised when a file is not a safetensors file, or is damaged; the text begins with a verb."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ def read_header(file: BinaryIO) -> dict[str, TensorInfo]:
     """Return the tensors of an open safetensors file by name.
 
     Raises:
-        HeaderError: it is not one, is cut off, or contradicts itself.
+        HeaderError: the file has another format, is truncated, or is inconsistent.
         OSError: it cannot be read.
     """
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     data_bytes = size - _LENGTH_BYTES - length
     if size < _LENGTH_BYTES + 2:
-        raise HeaderError(f"has {size} bytes, which is no safetensors file")
+        raise HeaderError(f"has {size} bytes, too few for a safetensors file")
     if length > MAX_HEADER_BYTES:
         raise HeaderError(
             f"claims a header of {length:,} bytes, and at most {MAX_HEADER_BYTES:,} are allowed"
@@ -74,14 +74,14 @@ def read_header(file: BinaryIO) -> dict[str, TensorInfo]:
 
 
 def parse_header(raw: bytes, data_bytes: int) -> dict[str, TensorInfo]:
-    """Return the tensors that a header names, in the order of the file.
+    """Return the tensors listed in a header, in the order of the file.
 
     Args:
         raw: JSON of the header.
         data_bytes: size of the file after its header.
 
     Raises:
-        HeaderError: it is not valid, or does not fit the size.
+        HeaderError: it is invalid, or does not match the size.
     """
     entries = _parse_json(raw)
     entries.pop("__metadata__", None)  # never used here
@@ -96,7 +96,7 @@ def parse_header(raw: bytes, data_bytes: int) -> dict[str, TensorInfo]:
 
 def _parse_json(raw: bytes) -> dict[str, Any]:
     if not raw.startswith(b"{"):
-        raise HeaderError("has a header that is no JSON object")
+        raise HeaderError("has a header that is not a JSON object")
     # Millions of empty lists would take a hundred times the file's size in memory.
     if raw.count(b"[") + raw.count(b"{") > 3 * raw.count(b'"data_offsets"') + _SPARE_BRACKETS:
         raise HeaderError("has a header with more lists than its tensors need")
@@ -107,7 +107,7 @@ def _parse_json(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise HeaderError(f"has a header that is not JSON: {str(error)[:80]}") from error
     if not isinstance(entries, dict):
-        raise HeaderError("has a header that is no JSON object")
+        raise HeaderError("has a header that is not a JSON object")
     if len(entries) > MAX_TENSORS:
         raise HeaderError(f"names {len(entries):,} tensors; at most {MAX_TENSORS:,} are allowed")
     return entries
@@ -122,9 +122,9 @@ def _refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_entry(name: str, entry: Any) -> tuple[TensorInfo, int, int]:
-    """Return a tensor, and the place of its first byte and of the one after its last."""
+    """Return a tensor, the offset of its first byte, and the offset after its last one."""
     if not isinstance(entry, Mapping):
-        raise HeaderError(f"describes {_shown(name)} by no JSON object")
+        raise HeaderError(f"describes {_shown(name)} not by a JSON object")
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
@@ -135,6 +135,7 @@ def _read_entry(name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise HeaderError(f"has {_shown(name)} at the impossible place {_shown(offsets)}")
     bits = BITS[dtype] * _product(name, shape)
+    # Compared in bits: values of F4 and F6 do not fill bytes.
     if bits != 8 * (offsets[1] - offsets[0]):
         raise HeaderError(
             f"has {offsets[1] - offsets[0]:,} bytes for {_shown(name)}, and {dtype} of shape "
@@ -145,12 +146,12 @@ def _read_entry(name: str, entry: Any) -> tuple[TensorInfo, int, int]:
 
 def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(
-        type(one) is int and 0 <= one <= _MAX_SIZE for one in value
+        type(size) is int and 0 <= size <= _MAX_SIZE for size in value
     )
 
 
 def _product(name: str, shape: list[int]) -> int:
-    """Return the number of values, without computing with numbers of any length."""
+    """Return the number of values, stopping before the product gets too long."""
     total = 1
     for size in shape:
         total *= size
@@ -160,6 +161,7 @@ def _product(name: str, shape: list[int]) -> int:
 
 
 def _require_gapless(spans: list[tuple[int, int, str]], data_bytes: int) -> None:
+    # Sorted by start: each tensor must begin where the previous one ends.
     spans.sort()
     for (_, end, _), (start, _, name) in pairwise([(0, 0, ""), *spans]):
         if start != end:

@@ -1,8 +1,8 @@
 """Compare the tensors of a model's files with its config: layers, shapes, embedding and head.
 
-Transformers fills a weight that is missing with random numbers and trains on, so what is missing
-has to be found by its name. Families whose names are known here are compared in full; of the others
-only what all share, the numbering of their layers and the size of the vocabulary.
+Transformers fills a missing weight with random numbers and trains on, so missing weights have to be
+found by name. Families with known names are compared in full; of others, only the numbering of
+layers and the size of the vocabulary, which all families share.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
 def find_tensor_problems(
     text: Mapping[str, Any], tensors: Tensors, *, packed: bool
 ) -> Iterator[str]:
-    """Yield what is missing or has another shape than the config says, as phrases.
+    """Yield tensors that are missing or contradict the config, as phrases.
 
     Args:
-        text: config of the language model (`text_of`), whose sizes have been checked.
+        text: config of the language model (`text_of`) with checked sizes.
         tensors: tensors of all files.
-        packed: whether weights are quantized, so that their shapes say nothing.
+        packed: True if weights are quantized, so that their shapes differ from the config.
     """
     groups = _group_layers(tensors)
     if not groups and text.get("model_type") in FAMILIES:
@@ -77,7 +77,7 @@ def find_tensor_problems(
 
 
 def map_layers(config: Mapping[str, Any], tensors: Tensors) -> dict[str, int]:
-    """Return the decoder layer of each tensor that belongs to one; empty: none is found."""
+    """Return the decoder layer of each tensor that belongs to one; empty: no layers were found."""
     main, count = _find_main(text_of(config), _group_layers(tensors))
     found: dict[str, int] = {}
     for name in tensors:
@@ -94,7 +94,9 @@ def find_ends(tensors: Tensors) -> tuple[list[str], list[str]]:
 
 
 def _group_layers(tensors: Tensors) -> dict[str, dict[int, set[str]]]:
-    """Return the rest of each tensor's name, by the part before the layer's number and by it."""
+    """Return the suffixes of tensor names, by the prefix of the layer's number and by the
+    number.
+    """
     groups: dict[str, dict[int, set[str]]] = {}
     for name in tensors:
         if found := _LAYER.fullmatch(name):
@@ -106,10 +108,10 @@ def _group_layers(tensors: Tensors) -> dict[str, dict[int, set[str]]]:
 def _find_main(
     text: Mapping[str, Any], groups: Mapping[str, dict[int, set[str]]]
 ) -> tuple[str, int]:
-    """Return the group of the decoder's layers, and how many the config names; 0: unknown."""
+    """Return the group of the decoder's layers, and their number in the config; 0: unknown."""
     keys = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     count = next((text[key] for key in keys if type(text.get(key)) is int), 0)
-    # Towers for images and sound have layers, too; the decoder's are those that fit best.
+    # Towers for images and sound have layers, too; the decoder's match the count best.
     best = max(groups, key=lambda name: len(groups[name].keys() & range(count)), default="")
     return best, count
 
@@ -124,7 +126,7 @@ def _find_missing_layers(
     if missing:
         more = f" and {len(missing) - 1} more layers are" if len(missing) > 1 else " is"
         yield f"{main}.{missing[0]}{more} missing, of {count:,} layers"
-    # Layers beyond the count are left out by design in some families, but not in these.
+    # Some families have unused layers beyond the count by design, but these do not.
     extra = sorted(groups[main].keys() - range(count))
     if extra and text.get("model_type") in FAMILIES:
         yield f"it has {main}.{extra[0]}, and config.json names {count:,} layers"
@@ -140,14 +142,16 @@ def _find_missing_parts(
         for part in parts if there else ():
             if f"{part}.weight" not in there:
                 yield f"{main}.{number}.{part}.weight is missing"
+                # One missing weight suffices as a reason; a list of all would be long.
                 return
 
 
 def _find_missing_in_some(
     text: Mapping[str, Any], groups: Mapping[str, dict[int, set[str]]]
 ) -> Iterator[str]:
-    """Yield a weight that one layer lacks and at least half of them have."""
+    """Yield a weight that one layer lacks but at least half of them have."""
     main, count = _find_main(text, groups)
+    # In other families, such as hybrids, layers differ by design.
     if text.get("model_type") not in _ALIKE:
         return
     layers = {number: names for number, names in groups.get(main, {}).items() if number < count}
@@ -168,6 +172,7 @@ def _find_missing_experts(
     for number, names in sorted(groups.get(main, {}).items()):
         held: dict[str, set[int]] = {}
         for found in filter(None, map(_EXPERT.fullmatch, names if number < layers else ())):
+            # `#` stands for the expert's number, so that each weight is compared over the experts.
             held.setdefault(f"{found[1]}.#.{found[3]}", set()).add(int(found[2]))
         for name, experts in sorted(held.items()):
             if missing := sorted(set(range(count)) - experts):
@@ -177,7 +182,7 @@ def _find_missing_experts(
 
 def _find_no_embedding(text: Mapping[str, Any], tensors: Tensors) -> Iterator[str]:
     vocab = _size(text, "vocab_size")
-    rows = {one.shape[0] for one in tensors.values() if len(one.shape) == 2}
+    rows = {tensor.shape[0] for tensor in tensors.values() if len(tensor.shape) == 2}
     if vocab is not None and text.get("model_type") not in FAMILIES and vocab not in rows:
         yield f"the embedding is missing: no matrix has {vocab:,} rows, one for each token"
 
@@ -188,7 +193,7 @@ def _find_missing_ends(text: Mapping[str, Any], tensors: Tensors) -> Iterator[st
         return
     if not any(name.endswith("embed_tokens.weight") for name in tensors):
         yield "the embedding (embed_tokens.weight) is missing"
-    # The norm after the last layer.
+    # The norm after the last layer is outside of all layers.
     if not any(re.fullmatch(r"(.*\.)?norm\.weight", name) for name in tensors):
         yield "the last norm (norm.weight) is missing"
     is_multimodal = "text_config" in text
@@ -199,24 +204,24 @@ def _find_missing_ends(text: Mapping[str, Any], tensors: Tensors) -> Iterator[st
 
 def _find_misshapen(text: Mapping[str, Any], tensors: Tensors) -> Iterator[str]:
     known = _known_shapes(text)
-    for name, one in tensors.items():
+    for name, tensor in tensors.items():
         place = name.split(".")
         wanted = known.get(place[-2], ()) if place[-1] == "weight" and len(place) > 1 else ()
         is_other_tower = any("vision" in part or "audio" in part for part in place)
         if not wanted or is_other_tower:
             continue
-        fits = len(one.shape) == len(wanted) and all(
-            size in (None, there) for size, there in zip(wanted, one.shape, strict=True)
+        fits = len(tensor.shape) == len(wanted) and all(
+            size in (None, there) for size, there in zip(wanted, tensor.shape, strict=True)
         )
         if not fits:
             sizes = " x ".join("any" if size is None else f"{size:,}" for size in wanted)
-            there = " x ".join(f"{size:,}" for size in one.shape[:8])
+            there = " x ".join(f"{size:,}" for size in tensor.shape[:8])
             yield f"{name} is {there or 'a single number'}, and config.json makes it {sizes}"
             return
 
 
 def _known_shapes(text: Mapping[str, Any]) -> dict[str, tuple[int | None, ...]]:
-    """Return the shape of each module's weight; a size that is not known is None."""
+    """Return the shape of each module's weight; an unknown size is None."""
     family = str(text.get("model_type"))
     vocab = _size(text, "vocab_size")
     shapes: dict[str, tuple[int | None, ...]] = {
@@ -227,10 +232,12 @@ def _known_shapes(text: Mapping[str, Any]) -> dict[str, tuple[int | None, ...]]:
     hidden, ffn = _size(text, "hidden_size"), _size(text, "intermediate_size")
     heads, key_heads = _size(text, "num_attention_heads"), _size(text, "num_key_value_heads")
     width = _size(text, "head_dim")
+    # These families have heads of another width than hidden / heads.
     if width is None and hidden and heads and family not in _OWN_HEAD_WIDTH:
         width = hidden // heads
     queries = heads * width if heads and width else None
     keys = key_heads * width if key_heads and width else None
+    # Of a mixture, `intermediate_size` may be that of the dense layers or of the experts.
     is_moe = family in ("mixtral", "qwen2_moe", "qwen3_moe")
     inner = None if is_moe else ffn
     return {

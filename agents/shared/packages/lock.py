@@ -1,8 +1,8 @@
-"""A lock: each package of an environment in one version, with the hash of every file it may be.
+"""A lock: each package of an environment in one version, with the hashes of its possible files.
 
-It is a requirements file of pip and uv in its strictest form. Nothing else is let through: no
-address, no option, no package without a version and a hash. `--no-binary NAME` names what has no
-wheel, and so is built from source.
+It is a requirements file of pip and uv in its strictest form. Nothing else is accepted: no address,
+no option, no package without a version and a hash. `--no-binary NAME` marks a package without
+wheels, which is built from source.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class LockedPackage:
 
     @property
     def key(self) -> tuple[str, Version]:
-        """Name in its normal form and version, as in the names of its wheels.
+        """Normalized name and version, as in the names of its wheels.
 
         Raises:
             ValueError: the version is not one of PEP 440.
         """
-        from packaging.utils import canonicalize_name  # here: most commands compare no wheels
+        from packaging.utils import canonicalize_name  # slow, and rarely needed
         from packaging.version import Version
 
         return canonicalize_name(self.name), Version(self.version)
@@ -44,7 +44,7 @@ class LockedPackage:
     def line(self) -> str:
         """The package as one line of a requirements file."""
         marker = f" ; {self.marker}" if self.marker else ""
-        hashes = " ".join(f"--hash=sha256:{one}" for one in self.hashes)
+        hashes = " ".join(f"--hash=sha256:{digest}" for digest in self.hashes)
         return f"{self.name}=={self.version}{marker} {hashes}"
 
 
@@ -56,9 +56,10 @@ class Lock:
 
     @property
     def text(self) -> str:
-        """The lock without comments, one package a line."""
+        """Text of the lock without comments, one package per line."""
         lines = [f"--no-binary {name}" for name in self.sources]
-        return "".join(f"{line}\n" for line in (*lines, *(one.line for one in self.packages)))
+        lines += [package.line for package in self.packages]
+        return "".join(f"{line}\n" for line in lines)
 
 
 def read_lock_text(text: str) -> Lock:
@@ -86,10 +87,13 @@ def read_lock_text(text: str) -> Lock:
 
 
 def _logical_lines(text: str) -> list[tuple[int, str]]:
-    """Return each line without its comment, continued lines joined, with its number."""
+    """Return the logical lines with their first line's number, without comments and
+    continuations.
+    """
     lines: list[tuple[int, str]] = []
     begun, start = "", 0
     for number, raw in enumerate(text.splitlines(), 1):
+        # A `#` within a word belongs to it, as in pip.
         line = re.sub(r"(^|\s)#.*", "", raw).strip()
         start = start if begun else number
         if line.endswith("\\"):
@@ -115,5 +119,5 @@ def _read_package(number: int, line: str) -> LockedPackage:
         name=pin[1],
         version=pin[2],
         marker=marker.strip(),
-        hashes=tuple(one[1] for one in hashes if one),
+        hashes=tuple(match[1] for match in hashes if match),
     )

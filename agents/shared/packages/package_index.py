@@ -1,7 +1,7 @@
-"""Package indexes: which files they have of a package (PEP 503 and 691), and the bytes of a file.
+"""Package indexes: the files that they have of a package (PEP 503 and 691), and their contents.
 
-The indexes are those that this PC's pip is set up with, or else uv: a mirror, a folder of wheels, a
-certificate. Nothing that an index says is trusted: the hash of a lock decides.
+The indexes are those configured for this PC's pip, else for uv: a mirror, a folder of wheels, a
+certificate. No answer of an index is trusted: the hash of a lock decides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
 PYPI = "https://pypi.org/simple"
 TIMEOUT_S = 20.0
-"""Maximum silence of an index or of a download, in seconds."""
+"""Maximum silence of an index or a download, in seconds."""
 _MAX_PAGE_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 18
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
@@ -34,7 +34,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class IndexUnreachable(Exception):
-    """An index does not answer, or not as an index; the message names its host."""
+    """Raised when an index does not answer, or not as an index; the message names its host."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(f"{_host(where)}: {reason}")
@@ -42,49 +42,49 @@ class IndexUnreachable(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexSettings:
-    """Where packages are looked for."""
+    """Places to search for packages."""
 
     indexes: tuple[str, ...] = (PYPI,)
     links: tuple[str, ...] = ()
-    """Folders and pages with files, beside the indexes."""
+    """Folders and pages with files, in addition to the indexes."""
     certificates: str = ""
     """File with certificate authorities; empty: the system's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexedFile:
-    """A file that an index offers."""
+    """File that an index offers."""
 
     name: str
     url: str
     sha256: str | None = None
-    """Hash that the index claims; None: it claims none."""
+    """Hash that the index claims; None: not given."""
     size_bytes: int | None = None
 
 
 def read_index_settings(
     environ: Mapping[str, str], home: Path, more: str | None = None
 ) -> IndexSettings:
-    """Return the indexes that pip is set up with for a user, or else uv, or else PyPI.
+    """Return the indexes configured for a user's pip, else for uv, else PyPI.
 
     Args:
         environ: environment variables, such as PIP_INDEX_URL.
-        home: of the user.
-        more: index to ask last, unless pip is set up to ask none; None: no other.
+        home: home folder of the user.
+        more: index to ask last, unless pip is configured to ask none; None: no other.
     """
-    told = _read_pip_files(environ, home)
-    told |= {
+    given = _read_pip_files(environ, home)
+    given |= {
         name: value
         for name in ("index-url", "extra-index-url", "find-links", "no-index", "cert")
         if (value := environ.get("PIP_" + name.upper().replace("-", "_"))) is not None
     }
-    main = told.get("index-url") or environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL")
-    indexes = [main or PYPI, *told.get("extra-index-url", "").split(), *([more] if more else [])]
-    is_off = told.get("no-index", "").lower() in ("1", "true", "yes", "on")
+    main = given.get("index-url") or environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL")
+    indexes = [main or PYPI, *given.get("extra-index-url", "").split(), *([more] if more else [])]
+    is_off = given.get("no-index", "").lower() in ("1", "true", "yes", "on")
     return IndexSettings(
         indexes=() if is_off else tuple(dict.fromkeys(indexes)),
-        links=tuple(told.get("find-links", "").split()),
-        certificates=told.get("cert", ""),
+        links=tuple(given.get("find-links", "").split()),
+        certificates=given.get("cert", ""),
     )
 
 
@@ -92,11 +92,11 @@ def _read_pip_files(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     config = environ.get("XDG_CONFIG_HOME") or str(home / ".config")
     files = ["/etc/xdg/pip/pip.conf", "/etc/pip.conf", str(home / ".pip" / "pip.conf")]
     files += [f"{config}/pip/pip.conf", environ.get("PIP_CONFIG_FILE", "")]
-    if files[-1] == os.devnull:  # pip's way to say: no file at all
+    if files[-1] == os.devnull:  # pip's convention for no file
         return {}
     parser = configparser.RawConfigParser()
     for file in filter(None, files):
-        # What pip cannot read either stops pip with its own message, once it is asked.
+        # A file that pip cannot read either stops pip with its own message later.
         with contextlib.suppress(configparser.Error, OSError, UnicodeDecodeError):
             parser.read(file, encoding="utf-8")
     sections = [name for name in ("global", "install") if parser.has_section(name)]
@@ -104,23 +104,24 @@ def _read_pip_files(environ: Mapping[str, str], home: Path) -> dict[str, str]:
 
 
 class PackageIndex:
-    """The indexes of some settings, asked file by file; may be used by several threads."""
+    """Configured indexes, queried file by file; safe for several threads."""
 
     def __init__(self, settings: IndexSettings) -> None:
         self._settings = settings
         named = settings.certificates
+        # A missing file would stop every download; the system's authorities may suffice.
         context = ssl.create_default_context(cafile=named if os.path.isfile(named) else None)
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
 
     def files_of(self, name: str) -> Iterator[list[IndexedFile]]:
-        """Yield the files that each place has of a package: folders first, then the indexes.
+        """Yield the files that each place has of a package, folders before indexes.
 
         Raises:
-            IndexUnreachable: an index that has to be asked does not answer.
+            IndexUnreachable: a required index does not answer.
         """
         for link in self._settings.links:
             yield list(self._linked(link, name))
-        from packaging.utils import canonicalize_name  # here: most starts of an agent ask no index
+        from packaging.utils import canonicalize_name  # slow to import; most agents query no index
 
         for index in self._settings.indexes:
             url = f"{index.rstrip('/')}/{canonicalize_name(name)}/"
@@ -128,21 +129,22 @@ class PackageIndex:
 
     @contextlib.contextmanager
     def opened(self, url: str, start: int = 0) -> Iterator[tuple[Iterator[bytes], int]]:
-        """Open a file for the block; yield its blocks and the offset at which they begin.
+        """Open a file for the block; yield its blocks and their first offset.
 
         Raises:
-            IndexUnreachable: it cannot be fetched, or the connection breaks meanwhile.
+            IndexUnreachable: it cannot be fetched, or the connection breaks.
         """
         try:
             answer = self._get(url, {"Range": f"bytes={start}-"} if start else {})
         except FileNotFoundError as error:
             raise IndexUnreachable(url, "it is listed but not there") from error
         with answer:
+            # 206: the server honours the range; else it sends the file from its beginning.
             is_rest = getattr(answer, "status", None) == 206
             yield _blocks(answer, url), start if is_rest else 0
 
     def size_of(self, url: str) -> int | None:
-        """Return the size of a file as its server says it; None: it does not."""
+        """Return the size of a file as given by its server, or None."""
         with contextlib.suppress(IndexUnreachable), self._get(url, {}, "HEAD") as answer:
             length = answer.headers.get("Content-Length", "")
             return int(length) if length.isdecimal() else None
@@ -158,7 +160,7 @@ class PackageIndex:
         with contextlib.suppress(OSError):
             for file in sorted(path.expanduser().absolute().iterdir()):
                 if canonicalize_name(file.name.partition("-")[0]) == canonicalize_name(name):
-                    # Known here, so that an index is asked where this is another file.
+                    # Hashed now, so that an index is queried if this file is another one.
                     yield IndexedFile(
                         name=file.name,
                         url=file.as_uri(),
@@ -182,7 +184,7 @@ class PackageIndex:
             raise IndexUnreachable(url, "it answers with no package index") from error
         for file in files:
             address, claim = urldefrag(urljoin(base, file.url))
-            # A page of the network names no file of this PC.
+            # A web page must not name files of this PC.
             if not url.startswith("file:") and not address.startswith(("http://", "https://")):
                 continue
             hashed = file.sha256 or claim.removeprefix("sha256=")
@@ -193,7 +195,7 @@ class PackageIndex:
         place, login = _split_login(url)
         request = urllib.request.Request(place, headers=dict(headers), method=method)
         if login:
-            # Not sent on to where this server redirects.
+            # Unredirected, so that another server does not receive the login.
             request.add_unredirected_header("Authorization", f"Basic {login}")
         try:
             return self._opener.open(request, timeout=TIMEOUT_S)
@@ -210,13 +212,13 @@ class PackageIndex:
 
 
 def hash_file(file: Path) -> str:
-    """Return the SHA-256 of a file in hex."""
+    """Return the SHA-256 of a file, in hex."""
     with file.open("rb") as opened:
         return hash_rest(opened)
 
 
 def hash_rest(opened: IO[bytes]) -> str:
-    """Return the SHA-256 of what follows in an open file, in hex."""
+    """Return the SHA-256 of the rest of an open file, in hex."""
     digest = hashlib.sha256()
     while block := opened.read(1 << 20):
         digest.update(block)
@@ -235,7 +237,7 @@ def _blocks(answer: IO[bytes], url: str) -> Iterator[bytes]:
 
 
 def hide_login(url: str) -> str:
-    """Return an address without a user and password.
+    """Return an address without its user and password.
 
     >>> hide_login("https://me:secret@index.example/a-1-py3-none-any.whl")
     'https://index.example/a-1-py3-none-any.whl'
@@ -248,7 +250,7 @@ def _host(url: str) -> str:
 
 
 def _split_login(url: str) -> tuple[str, str]:
-    """Return an address without its user and password, and those in base64."""
+    """Return an address without its user and password, and the two in base64."""
     parts = urlsplit(url)
     who, _, host = parts.netloc.rpartition("@")
     login = base64.b64encode(unquote(who).encode()).decode() if who else ""
@@ -256,10 +258,11 @@ def _split_login(url: str) -> tuple[str, str]:
 
 
 def _with_login(url: str, page: str) -> str:
-    """Return the address of a file with the login of the page that names it, on the same host."""
-    own, told = urlsplit(page), urlsplit(url)
-    if own.hostname == told.hostname and "@" in own.netloc and "@" not in told.netloc:
-        return urlunsplit(told._replace(netloc=f"{own.netloc.rpartition('@')[0]}@{told.netloc}"))
+    """Return a file's address with the login of the page that lists it, on the same host."""
+    own, listed = urlsplit(page), urlsplit(url)
+    if own.hostname == listed.hostname and "@" in own.netloc and "@" not in listed.netloc:
+        login = own.netloc.rpartition("@")[0]
+        return urlunsplit(listed._replace(netloc=f"{login}@{listed.netloc}"))
     return url
 
 
@@ -277,7 +280,7 @@ def _read_json(data: bytes) -> list[IndexedFile]:
 
 
 class _Links(HTMLParser):
-    """Addresses of a page's links."""
+    """Collects the addresses of a page's links."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The wheels that an interpreter takes, also one of another PC, and where a lock's markers hold.
+"""Wheels that fit an interpreter of any PC, and environment markers of a lock.
 
-`packaging` decides both. It travels in the agent's archive; its functions are imported where they
-are called, since reading them out of the archive takes a tenth of a second.
+`packaging` decides both. It travels in the agent's archive; its functions are imported on use,
+since reading them from the archive takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from agents.contract.wheel_target import WheelTarget
+from agents.contract.environments import WheelTarget
 
 if TYPE_CHECKING:
     from packaging.tags import Tag
     from packaging.version import Version
 
 _LEGACY_NAMES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
-"""Older name of a platform by the minor version of its glibc."""
+"""Legacy platform name by the minor version of its glibc."""
 
 
 @functools.lru_cache(maxsize=32)
 def supported_tags(target: WheelTarget) -> dict[Tag, int]:
-    """Return the rank of each wheel tag that a target takes; 0 is the best.
+    """Return the rank of each wheel tag that a target accepts; 0 is the best.
 
     >>> pc = WheelTarget(python="3.12.3", machine="x86_64", glibc="2.39")
     >>> [str(tag) for tag, rank in supported_tags(pc).items() if rank < 2]
@@ -30,7 +30,7 @@ def supported_tags(target: WheelTarget) -> dict[Tag, int]:
     """
     from packaging.tags import compatible_tags, cpython_tags
 
-    # The ABI is named: packaging would ask the running interpreter for it.
+    # The ABI is given, since packaging would use that of the running interpreter.
     python, interpreter = (3, target.minor), f"cp3{target.minor}"
     platforms = _platforms(target)
     tags = [
@@ -41,12 +41,13 @@ def supported_tags(target: WheelTarget) -> dict[Tag, int]:
 
 
 def _platforms(target: WheelTarget) -> list[str]:
-    """Return the platforms of wheels, the best first: the newest glibc suits best."""
+    """Return the platforms of wheels in order of preference, the newest glibc first."""
     machine = target.machine
     if machine == "AMD64":
         return ["win_amd64"]
     major, _, minor = target.glibc.partition(".")
     names = [f"linux_{machine}"]
+    # Bounded, since the version comes from another PC and is counted down from.
     is_known = major == "2" and minor.isdecimal() and len(minor) <= 2
     for version in range(int(minor) if is_known else 0, 4, -1):
         legacy = [_LEGACY_NAMES[version]] if version in _LEGACY_NAMES else []
@@ -55,13 +56,13 @@ def _platforms(target: WheelTarget) -> list[str]:
 
 
 def rank_wheel(tags: Iterable[Tag], target: WheelTarget) -> int | None:
-    """Return how well a wheel suits a target, the best lowest, or None if it does not fit."""
+    """Return the rank of a wheel for a target, the best lowest, or None if it does not fit."""
     supported = supported_tags(target)
     return min((supported[tag] for tag in tags if tag in supported), default=None)
 
 
 def read_wheel_name(file: str) -> tuple[str, Version, frozenset[Tag]] | None:
-    """Return normal name, version and tags of a wheel's file name, or None for another file.
+    """Return normalized name, version and tags of a wheel's file name, or None for another file.
 
     >>> sorted(map(str, read_wheel_name("tiny_thing-1.5-py2.py3-none-any.whl")[2]))
     ['py2-none-any', 'py3-none-any']
@@ -92,7 +93,7 @@ def marker_variables(target: WheelTarget) -> dict[str, str]:
 
 
 def marker_holds(marker: str, target: WheelTarget) -> bool:
-    """Return whether a package's environment marker holds for a target; an empty one does.
+    """Return whether a package's environment marker is true for a target; an empty one is.
 
     Raises:
         ValueError: it is not a marker.

@@ -1,4 +1,4 @@
-"""How far a transfer of packages is, in a sentence about once a second."""
+"""Report the progress of a transfer of packages, about once a second."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 
 SAY_EVERY_S = 1.0
-"""Least time between two sentences, in seconds."""
+"""Minimum time between two sentences, in seconds."""
 
 
 class WheelProgress:
-    """Counts files and bytes; may be told by several threads."""
+    """Counts files and bytes; safe for several threads."""
 
     def __init__(
         self,
@@ -26,11 +26,11 @@ class WheelProgress:
         """Begin a count.
 
         Args:
-            say: gets the sentences.
+            say: function that receives the sentences.
             doing: `fetching` or `copying`.
-            num_total: files of the whole set; None: only bytes are counted.
-            num_done: files of it that were there before.
-            total_bytes: size of the files that come; None: not known.
+            num_total: number of files of the whole set; None: only bytes are counted.
+            num_done: number of files that were present before.
+            total_bytes: size of the files to transfer; None: not known.
             now: clock, in seconds.
         """
         self._say = say
@@ -46,29 +46,30 @@ class WheelProgress:
         self._said_s = float("-inf")
 
     def begin_file(self, name: str, old_bytes: int) -> None:
-        """Tell that a file comes, of which an earlier try has left `old_bytes`."""
+        """Begin a file, of which an earlier try has left `old_bytes`."""
         with self._lock:
             self._bytes[name] = self._old_bytes[name] = old_bytes
 
     def reach(self, name: str, num_bytes: int) -> None:
-        """Tell how many bytes of a file are there."""
+        """Update the number of present bytes of a file."""
         with self._lock:
             self._bytes[name] = num_bytes
-        self._tell()
+        self._report()
 
     def end_file(self) -> None:
-        """Tell that a file is whole."""
+        """Count a complete file."""
         with self._lock:
             self._num_done += 1
-        self._tell(always=self._num_done == self._num_total)
+        self._report(always=self._num_done == self._num_total)
 
-    def _tell(self, *, always: bool = False) -> None:
+    def _report(self, *, always: bool = False) -> None:
         with self._lock:
             now_s = self._now()
             if now_s - self._said_s < SAY_EVERY_S and not always:
                 return
             self._said_s = now_s
             done = sum(self._bytes.values())
+            # Bytes of an earlier try are done, but say nothing about the speed.
             new = done - sum(self._old_bytes.values())
             took_s = max(now_s - self._began_s, 1e-3)
         count = f"{self._num_done} of {self._num_total}, " if self._num_total is not None else ""
@@ -79,7 +80,7 @@ class WheelProgress:
 
 
 def show_size(size: float) -> str:
-    """Return a number of bytes for people.
+    """Return a number of bytes in readable form.
 
     >>> [show_size(size) for size in (900, 45_300_000, 2_900_000_000)]
     ['0.0 MB', '45.3 MB', '2.90 GB']

@@ -1,10 +1,10 @@
-"""A store of wheels: one folder for each lock and kind of interpreter, filled once.
+"""Store of wheels: one folder for each lock and kind of interpreter, filled once.
 
 `STORE/NAME` holds every wheel of a lock for one target, so that pip or uv can install from it
-without any network, and one transfer brings it to another PC. NAME is a hash of lock and target. A
-set that is not whole yet lies in `.partial-NAME`, as a transfer would leave it, and is continued.
-A file gets its name only after its SHA-256 was found in the lock, and is never fetched again:
-another set takes it by a hard link.
+without a network, and one transfer copies it to another PC. NAME is a hash of lock and target. An
+incomplete set is in `.partial-NAME`, as a transfer would leave it, and is continued. A file gets
+its name only after its SHA-256 was found in the lock, and is never downloaded again: other sets
+take it by a hard link.
 
 `pip download --require-hashes` could fetch for another Python, too, but restarts a file after a
 kill, stores files only after the last one, reports a silent index like a missing package, and is
@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
 
-from agents.contract.environments import WheelTrouble
-from agents.contract.wheel_target import WheelTarget
+from agents.contract.environments import WheelTarget, WheelTrouble
 from agents.shared.packages.lock import Lock, LockedPackage
 from agents.shared.packages.package_index import (
     IndexedFile,
@@ -42,18 +41,18 @@ Result = TypeVar("Result")
 STORE = "wheels"
 """Folder of the store below the home of an agent or of the master."""
 AT_ONCE = 6
-"""Downloads at the same time."""
+"""Number of concurrent downloads."""
 _MAX_WHEEL_BYTES = 16 << 30
 HALVES = ".half"
-"""Folder of the store with downloads that are not whole."""
+"""Folder of the store with incomplete downloads."""
 PARTIAL = ".partial-"
 
 
 class WheelProblem(Exception):
-    """Why wheels could not be fetched, and what to do next; the PC is the sentence's subject.
+    """Raised when wheels cannot be fetched; the subject of its sentence is the PC.
 
-    `kind` is `unreachable` (no index answers: another PC may reach one), `missing` (none has the
-    file), `wrong` (a file is not the locked one) or `stopped`.
+    `kind` is `unreachable` (no index answers, but another PC may reach one), `missing` (no index
+    has the file), `wrong` (a file is not the locked one) or `stopped`.
     """
 
     def __init__(self, kind: WheelTrouble, message: str, hint: str = "") -> None:
@@ -65,7 +64,7 @@ class WheelProblem(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelSet:
-    """The wheels of a lock for a target, in a store; may be there, in part, or not at all."""
+    """Wheels of a lock for a target, in a store: all, some or none."""
 
     store: Path
     lock: Lock
@@ -82,23 +81,23 @@ class WheelSet:
 
     @property
     def partial(self) -> Path:
-        """Folder of a set that is not whole yet."""
+        """Folder of a set that is incomplete."""
         return self.store / f"{PARTIAL}{self.name}"
 
     @property
     def packages(self) -> tuple[LockedPackage, ...]:
         """Packages that the target needs."""
-        return tuple(one for one in self.lock.packages if marker_holds(one.marker, self.target))
+        return tuple(p for p in self.lock.packages if marker_holds(p.marker, self.target))
 
     def present(self) -> dict[str, Path]:
-        """Return the wheels that are there by the names of their packages."""
+        """Return the present wheels by the names of their packages."""
         place = self.folder if self.folder.is_dir() else self.partial
         return _fitting(_list(place), self.packages, self.target)
 
     def find(self, name: str) -> Path | None:
-        """Return the wheel of a package if it is there and has a hash of the lock."""
+        """Return the wheel of a package if it is present and its hash is in the lock."""
         wheel = self.present().get(name)
-        (package,) = (one for one in self.lock.packages if one.name == name)
+        (package,) = (package for package in self.lock.packages if package.name == name)
         return wheel if wheel is not None and hash_file(wheel) in package.hashes else None
 
     @property
@@ -116,18 +115,19 @@ def fetch(
     say: Callable[[str], None],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Make a set whole: from other sets of its store, then from package indexes.
+    """Complete a set, from other sets of its store, then from package indexes.
 
-    The caller sees to it that nobody else writes the set meanwhile.
+    The caller must ensure that no other program writes the set at the same time.
 
     Args:
-        wheels: to be made whole.
-        index: to ask for what is not in the store.
-        say: gets sentences about the progress, about one a second.
-        is_stopped: ends the work when it returns True; what is fetched stays for the next time.
+        wheels: set to complete.
+        index: indexes to query for wheels that the store lacks.
+        say: receives sentences about the progress, about one a second.
+        is_stopped: ends the work when it returns True; downloads stay for the next time.
 
     Raises:
-        WheelProblem: it stays in part; no index answers, has a file, or has the locked one.
+        WheelProblem: the set is incomplete, since no index answers, has a file, or has the locked
+            file.
         OSError: the disk is full or cannot be written.
     """
     wheels.store.mkdir(mode=0o700, exist_ok=True)
@@ -138,13 +138,14 @@ def fetch(
     lacking = [package for package in wheels.packages if package.name not in known]
     if lacking:
         _Fetch(wheels, place, index, say, is_stopped).run(lacking, len(known))
+    # The rename marks the set as complete.
     if place == wheels.partial:
         place.rename(wheels.folder)
     _sync_folder(wheels.store)
 
 
 def unpack_program(wheel: Path, name: str, folder: Path) -> Path:
-    """Unpack a program that a wheel brings into `folder`, which it replaces, and return its path.
+    """Unpack a program of a wheel into `folder`, replacing it, and return its path.
 
     Raises:
         OSError: the disk is full or cannot be written.
@@ -153,8 +154,10 @@ def unpack_program(wheel: Path, name: str, folder: Path) -> Path:
     try:
         half.mkdir(mode=0o700, parents=True, exist_ok=True)
         with zipfile.ZipFile(wheel) as packed:
-            (entry,) = (one for one in packed.namelist() if one.endswith(f".data/scripts/{name}"))
+            ending = f".data/scripts/{name}"
+            (entry,) = (path for path in packed.namelist() if path.endswith(ending))
             (half / name).write_bytes(packed.read(entry))
+        # A zip stores the mode in a field that zipfile does not apply.
         (half / name).chmod(0o700)
         shutil.rmtree(folder, ignore_errors=True)
         half.rename(folder)
@@ -171,7 +174,7 @@ def _list(folder: Path) -> Iterator[Path]:
 def _fitting(
     files: Iterable[Path], packages: Iterable[LockedPackage], target: WheelTarget
 ) -> dict[str, Path]:
-    wanted = {one.key: one.name for one in packages}
+    wanted = {package.key: package.name for package in packages}
     found: dict[str, Path] = {}
     for file in files:
         wheel = read_wheel_name(file.name)
@@ -184,11 +187,11 @@ def _fitting(
 
 
 def _take_from_others(wheels: WheelSet, place: Path) -> None:
-    """Link what other sets of the store hold, after comparing its hash with the lock."""
-    others = [one for one in _list(wheels.store) if one.is_dir() and one.name != HALVES]
+    """Link wheels of other sets after comparing their hashes with the lock."""
+    others = [path for path in _list(wheels.store) if path.is_dir() and path.name != HALVES]
     for other in others:
         known = wheels.present()
-        lacking = [one for one in wheels.packages if one.name not in known]
+        lacking = [package for package in wheels.packages if package.name not in known]
         found = _fitting(_list(other), lacking, wheels.target) if lacking else {}
         for package in lacking:
             file = found.get(package.name)
@@ -199,14 +202,14 @@ def _take_from_others(wheels: WheelSet, place: Path) -> None:
 def _link(file: Path, target: Path) -> None:
     try:
         os.link(file, target)
-    except OSError:  # a disk without hard links
+    except OSError:  # a file system without hard links
         half = target.with_name(f".{target.name}.half")
         shutil.copyfile(file, half)
         half.rename(target)
 
 
 def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # which cannot open a folder
+    if os.name == "nt":  # cannot open a folder
         return
     opened = os.open(folder, os.O_RDONLY)
     try:
@@ -266,10 +269,10 @@ class _Fetch:
 
     def run(self, lacking: list[LockedPackage], num_known: int) -> None:
         self._say(f"looking for {len(lacking)} packages in the package index")
-        # One alone first: where no index answers, that is known after one wait.
+        # One alone first, so that a silent index costs one timeout, not one per package.
         first = self._find(lacking[0])
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="fetch") as pool:
-            found = [first, *self._all(pool.submit(self._find, one) for one in lacking[1:])]
+            found = [first, *self._all(pool.submit(self._find, package) for package in lacking[1:])]
             self._halves.mkdir(mode=0o700, exist_ok=True)
             sizes = [file.size_bytes for _, file in found]
             progress = WheelProgress(
@@ -279,27 +282,27 @@ class _Fetch:
                 num_done=num_known,
                 total_bytes=None if None in sizes else sum(size or 0 for size in sizes),
             )
-            # The largest first, or it would be the last one that all wait for.
-            found.sort(key=lambda one: -(one[1].size_bytes or 0))
-            self._all(pool.submit(self._download, *one, progress) for one in found)
+            # The largest first, or it would end last with the other downloads idle.
+            found.sort(key=lambda pair: -(pair[1].size_bytes or 0))
+            self._all(pool.submit(self._download, *pair, progress) for pair in found)
 
     def _all(self, begun: Iterable[Future[Result]]) -> list[Result]:
-        """Return all results; after the first failure end the others and raise it."""
+        """Return all results; after the first failure, end the other downloads and raise it."""
         futures = list(begun)
         done, others = wait(futures, return_when=FIRST_EXCEPTION)
-        self._has_failed = any(one.exception() is not None for one in done)
-        for one in others:
-            one.cancel()
+        self._has_failed = any(future.exception() is not None for future in done)
+        for future in others:
+            future.cancel()
         wait(others)
-        for one in done:
-            one.result()
-        return [one.result() for one in futures]
+        for future in done:
+            future.result()
+        return [future.result() for future in futures]
 
     def _find(self, package: LockedPackage) -> tuple[LockedPackage, IndexedFile]:
-        """Choose the file of a package: of the indexes, the first that has a locked one.
+        """Choose the file of a package, from the first index that has a locked one.
 
         Raises:
-            WheelProblem: no index has it, or one that may have it does not answer.
+            WheelProblem: no index has it, or a possible one does not answer.
         """
         self._check_stopped()
         found: list[tuple[tuple[bool, int], IndexedFile]] = []
@@ -313,6 +316,7 @@ class _Fetch:
                     rank = rank_wheel(wheel[2], self._wheels.target)
                     if rank is None:
                         continue
+                    # Old indexes give no hash; such a file is verified after the download.
                     if file.sha256 is None or file.sha256 in package.hashes:
                         found.append(((file.sha256 is None, rank), file))
                     else:
@@ -322,7 +326,7 @@ class _Fetch:
         except IndexUnreachable as error:
             raise _unreachable(error) from error
         if found:
-            return package, self._measure(min(found, key=lambda one: one[0])[1])
+            return package, self._measure(min(found, key=lambda pair: pair[0])[1])
         if others:
             raise _wrong(package, others[0], others[0].sha256 or "another")
         raise _missing(package)
@@ -340,6 +344,7 @@ class _Fetch:
             out.seek(0)
             got = hash_rest(out)
             os.fsync(out.fileno())
+        # A wrong file would be taken for a partial download next time.
         if got not in package.hashes:
             half.unlink()
             raise _wrong(package, file, got)
@@ -347,7 +352,7 @@ class _Fetch:
         progress.end_file()
 
     def _fill(self, out: IO[bytes], file: IndexedFile, progress: WheelProgress) -> None:
-        """Append what is missing of a file; a connection that breaks is tried once more."""
+        """Append the missing part of a file; retry once if the connection breaks."""
         try:
             self._append(out, file, progress)
         except IndexUnreachable:
@@ -361,7 +366,7 @@ class _Fetch:
         if start and start == size:
             return
         with self._index.opened(file.url, start) as (blocks, offset):
-            # Where the server sends all of it, or the half file is none of it.
+            # The server may send the whole file again instead of the rest.
             out.truncate(offset)
             done = offset
             for block in blocks:
@@ -370,7 +375,7 @@ class _Fetch:
                 done += len(block)
                 progress.reach(file.name, done)
                 if done > min(size or _MAX_WHEEL_BYTES, _MAX_WHEEL_BYTES):
-                    break  # its hash is wrong, whatever follows
+                    break  # its hash will be wrong in any case
         out.flush()
         if size is not None and done < size:
             raise IndexUnreachable(file.url, "the connection ended early")

@@ -24,8 +24,8 @@ from agents.shared.data.columns import KNOWN_KEYS, find_rows_inside
 from agents.shared.data.files import (
     LONG_LINE,
     MAX_LINE_CHARS,
-    Misfit,
     TableLines,
+    UnreadableData,
     explain_bad_json,
     find_delimiter,
     find_kind,
@@ -107,8 +107,8 @@ def _open(path: Path, reading: FileReading, *, newline: str) -> io.TextIOWrapper
 def _explaining_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except Misfit as misfit:
-        raise ExpectedError(f"{misfit}.", misfit.hint) from misfit
+    except UnreadableData as error:
+        raise ExpectedError(f"{error}.", error.hint) from error
     except FileNotFoundError as error:
         raise ExpectedError(
             f"{path} does not exist.", "Check data.train of the run file"

@@ -278,8 +278,9 @@ class RowReader:
         return replace(named, row=named.row - self._starts[place], file=self._names[place])
 
     def _expect_format(self) -> None:
-        mine = OBJECTIVES[self._objective]
-        if self.format in mine.formats:
+        # Without an objective, as for calibration, any format is accepted.
+        mine = OBJECTIVES.get(self._objective)
+        if mine is None or self.format in mine.formats:
             return
         kind, (reader, *_) = ROW_FORMATS[self.format], find_readers(self.format)
         if kind.contents:

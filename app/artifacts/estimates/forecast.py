@@ -143,7 +143,7 @@ def count_quantized(shape: ModelShape, method: str) -> int:
 def _offload(shape: ModelShape, packed_bytes: int, texts: TextSizes) -> int:
     """Return the bytes of gptqmodel's temporary files."""
     # They hold the finished layers. Families that can resume also have a copy of these layers, and
-    # two of the inputs of the next one (agents/quantizers/formats/layer_resume.py).
+    # two of the inputs of the next one (agents/quantizers/formats/by_gptqmodel.py).
     embedding = 2 * shape.num_embedding
     if shape.family not in _CONTINUED_FAMILIES:
         return packed_bytes + embedding

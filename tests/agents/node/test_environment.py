@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from agents.children import Children
-from agents.contract.environments import EnvironmentTrial, WheelQuery, WheelReport
+from agents.contract.environments import EnvironmentTrial, WheelQuery, WheelReport, this_target
 from agents.contract.requests.environment import EnvironmentBuild, EnvironmentQuery
-from agents.contract.wheel_target import this_target
 from agents.errors import ExpectedError
 from agents.node import environment
 from agents.node.environment import build, compare, find, is_version, keep_trial, read_adopted

@@ -164,7 +164,7 @@ def test_too_little_text_is_named(tmp_path):
 
 
 def test_a_model_that_is_gone_is_named(tmp_path):
-    with pytest.raises(ExpectedError, match="no model of Transformers"):
+    with pytest.raises(ExpectedError, match="not a model of Transformers"):
         run(job_for(tmp_path, "nf4", model=str(tmp_path / "nothing")), tmp_path)
 
 
@@ -203,7 +203,7 @@ def test_the_job_file_is_read_back_and_started_as_a_program(tmp_path):
     assert done.returncode == 3
     assert json.loads(done.stdout.splitlines()[-1])["kind"] == "failed"
     path.write_text("{}")
-    with pytest.raises(ExpectedError, match="is no quantizing job"):
+    with pytest.raises(ExpectedError, match="is not a quantizing job"):
         read_job(path)
 
 

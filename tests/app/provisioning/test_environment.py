@@ -17,6 +17,7 @@ from agents.contract.environments import (
     EnvironmentTrial,
     WheelQuery,
     WheelReport,
+    WheelTarget,
     WheelTrouble,
 )
 from agents.contract.node import EnvironmentReport, GpuFacts, NodeFacts
@@ -29,7 +30,6 @@ from agents.contract.requests.environment import (
     TryEnvironment,
 )
 from agents.contract.requests.node import ReadFacts
-from agents.contract.wheel_target import WheelTarget
 from app.errors import NodeUnreachable, UnshippedLock, UserError
 from app.provisioning.environment import (
     EnvironmentLock,

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.environments import WheelQuery
-from agents.contract.wheel_target import WheelTarget
+from agents.contract.environments import WheelQuery, WheelTarget
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from agents.shared.packages.lock import read_lock_text
 from app.errors import UnshippedLock, UserError

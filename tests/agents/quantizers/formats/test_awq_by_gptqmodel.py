@@ -18,7 +18,7 @@ from agents.quantizers.formats.awq_by_gptqmodel import (
     pack_by_groups,
 )
 from agents.quantizers.formats.patching import replaced
-from agents.quantizers.proof.rtn_baseline import round_to_nearest
+from agents.quantizers.proof.reference_model import round_to_nearest
 from tests.draws import seed
 
 GROUP = 32

@@ -361,7 +361,7 @@ def test_a_killed_job_goes_on_behind_its_last_layer(learned, beside, made, tmp_p
     assert list(model.parent.glob(".layers-merged-1-*"))
     assert not (model.parent / f"{method}-1").exists()
     told = run(job, tmp_path, beside).stdout
-    assert "Going on after" in told
+    assert "Continuing after" in told
     resumed = load_file(model.parent / f"{method}-1" / "model.safetensors")
     straight = load_file(made(method, types) / method / "model.safetensors")
     assert resumed.keys() == straight.keys()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agents.node.files import remove_layers
-from agents.quantizers.formats.layer_resume import count_kept, keeping, name_layers
+from agents.quantizers.formats.by_gptqmodel import count_kept, keeping, name_layers
 from agents.quantizers.job.reuse import LINEAGE_FILE, make_room
 from tests.agents.quantizers.test_make import job_for
 

@@ -15,7 +15,7 @@ from tests.agents.quantizers.test_merge import merge_to, run
 from tests.agents.trainer.ranks import DEMO
 
 __all__ = ["run"]
-MERGED_BEFORE = "This checkpoint was merged here before; the model is taken as it is"
+MERGED_BEFORE = "This checkpoint was merged here before, so that model is used"
 MEASURING = "Measuring the original"
 
 

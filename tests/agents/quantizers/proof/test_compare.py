@@ -8,7 +8,7 @@ import torch
 from agents.errors import ExpectedError
 from agents.quantizers.inference.models import continue_prompts, find_device
 from agents.quantizers.proof.compare import ModelPredictor, measure, remember
-from agents.quantizers.proof.rtn_baseline import round_to_nearest, round_weights
+from agents.quantizers.proof.reference_model import round_to_nearest, round_weights
 from agents.quantizers.proof.verdict import Proof
 from tests.agents.small_disk import small_disk
 from tests.agents.trainer.ranks import DEMO

@@ -24,5 +24,5 @@ def test_config_of_a_hub_id_that_was_fetched_before(tmp_path: Path) -> None:
 def test_config_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert find_config(str(tmp_path), {}) is None
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ValueError, match="is no JSON object"):
+    with pytest.raises(ValueError, match="is not a JSON object"):
         find_config(str(tmp_path), {})

@@ -8,7 +8,7 @@ import pytest
 from packaging.markers import Marker
 from packaging.tags import sys_tags
 
-from agents.contract.wheel_target import WheelTarget, this_target
+from agents.contract.environments import WheelTarget, this_target
 from agents.shared.packages.wheel_fit import (
     marker_holds,
     rank_wheel,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.wheel_target import WheelTarget
+from agents.contract.environments import WheelTarget
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from agents.shared.packages.lock import read_lock_text
 from agents.shared.packages.package_index import IndexSettings, PackageIndex

@@ -154,7 +154,7 @@ def test_models_are_refused_by_name_whose_language_model_has_no_class():
     assert not NO_TEXT_CLASS & mapping.keys()
     assert {"qwen2_5_vl", "qwen3_vl"} <= NO_TEXT_CLASS
     (found,) = find_config_problems({"model_type": "qwen3_vl", "text_config": {"vocab_size": 9}})
-    assert "for pictures or sound beside text (qwen3_vl)" in found.message
+    assert "for pictures or sound in addition to text (qwen3_vl)" in found.message
     for kind in ("gemma3", "mistral3", "qwen3_5", "llama4", "qwen3"):
         assert kind in mapping
         assert not list(find_config_problems({"model_type": kind}))
