@@ -33,10 +33,7 @@ _HINT = (
     "Use a model whose kind Transformers knows by itself (its config.json needs no auto_map), such "
     "as the version of it that ends in -hf"
 )
-_VARIABLES = {
-    "HF_DATASETS_TRUST_REMOTE_CODE": "0",
-    "USE_HUB_KERNELS": "0",
-}
+_VARIABLES = {"HF_DATASETS_TRUST_REMOTE_CODE": "0", "USE_HUB_KERNELS": "0"}
 _CONFIGS = (
     *("config.json", "tokenizer_config.json", "processor_config.json"),
     *("preprocessor_config.json", "video_preprocessor_config.json", "adapter_config.json"),

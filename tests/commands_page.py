@@ -88,12 +88,7 @@ def _usage(parser: argparse.ArgumentParser) -> Iterator[str]:
 def _spell(action: argparse.Action) -> str:
     choices = "|".join(map(str, action.choices)) if action.choices else action.dest.upper()
     value = str(action.metavar or choices)
-    repeats = {
-        0: "",
-        "?": f"[{value}]",
-        "*": f"[{value} ...]",
-        "+": f"{value} [{value} ...]",
-    }
+    repeats = {0: "", "?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} [{value} ...]"}
     values = repeats.get(1 if action.nargs is None else action.nargs, value)
     return " ".join(part for part in (*action.option_strings[:1], values) if part)
 

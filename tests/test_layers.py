@@ -287,12 +287,7 @@ SAMPLES = [
         "def f():\n    from app import errors\n",
         2,
     ),
-    (
-        "app imports from agents only contract and shared",
-        "app/core/core.py",
-        "import agents\n",
-        1,
-    ),
+    ("app imports from agents only contract and shared", "app/core/core.py", "import agents\n", 1),
     (
         "app imports from agents only contract and shared",
         "app/nodes/bootstrap.py",

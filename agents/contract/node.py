@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agents.contract.environments import EnvironmentTrial
-from agents.contract.names import (
-    MAX_ATTEMPT,
-    check_name,
-    check_number,
-    check_text,
-    check_time,
-)
+from agents.contract.names import MAX_ATTEMPT, check_name, check_number, check_text, check_time
 
 MAX_GPUS = 128
 """Maximum number of GPUs of a PC, beyond any mainboard."""

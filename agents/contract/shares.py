@@ -142,9 +142,7 @@ def find_share(path: str, mounts: Sequence[Mount]) -> Share | None:
     if mount is None or share is None:
         return None
     return Share(
-        kind=share.kind,
-        server=share.server,
-        path=_join(share.path, _rest(path, mount.place) or ""),
+        kind=share.kind, server=share.server, path=_join(share.path, _rest(path, mount.place) or "")
     )
 
 

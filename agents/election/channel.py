@@ -84,10 +84,7 @@ class Peer:
 
     @contextlib.contextmanager
     def _asking(
-        self,
-        request: dict[str, Any],
-        timeout_s: float,
-        connect_timeout_s: float = QUICK_TIMEOUT_S,
+        self, request: dict[str, Any], timeout_s: float, connect_timeout_s: float = QUICK_TIMEOUT_S
     ) -> Iterator[BinaryIO]:
         try:
             plain = socket.create_connection((self.address, self.port), connect_timeout_s)

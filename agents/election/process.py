@@ -240,12 +240,7 @@ class Regrouping:
     like any other.
     """
 
-    def __init__(
-        self,
-        part: Part,
-        others: PeerStates,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, part: Part, others: PeerStates, say: Callable[[str], None]) -> None:
         self._part = part
         self._others = others
         self._say = say

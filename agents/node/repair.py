@@ -196,9 +196,7 @@ class _Undoing(_Work):
         states = {made.undone for made in self._change.steps}
         is_over = "failed" not in states and bool(states & {"yes", "not needed"})
         self._change = replace(
-            self._change,
-            undo_problem=" ".join(problems),
-            undone_s=time.time() if is_over else None,
+            self._change, undo_problem=" ".join(problems), undone_s=time.time() if is_over else None
         )
         self._log.save(self._change)
         return self._change

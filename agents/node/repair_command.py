@@ -58,9 +58,7 @@ def _work(home: Home, work: RepairWork, password: bytes) -> int:
     except NoAdmin as error:
         return _fail(
             RepairFailure(
-                message=error.message,
-                hint=error.hint,
-                reason="password" if error.again else "sudo",
+                message=error.message, hint=error.hint, reason="password" if error.again else "sudo"
             )
         )
     except ExpectedError as error:

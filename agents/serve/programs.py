@@ -27,11 +27,7 @@ _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
 
 
 def run_program(
-    call: Call,
-    argv: list[str],
-    what: str,
-    packages: Sequence[str] = (),
-    device: str | None = None,
+    call: Call, argv: list[str], what: str, packages: Sequence[str] = (), device: str | None = None
 ) -> None:
     """Run a program, turning its lines of kind `progress` into events of the request.
 
@@ -57,11 +53,7 @@ def run_program(
 
 
 def report_of(
-    call: Call,
-    python: str,
-    module: str,
-    job: dict[str, Any],
-    what: str,
+    call: Call, python: str, module: str, job: dict[str, Any], what: str
 ) -> dict[str, Any]:
     """Run a program, `MODULE JOB.json REPORT.json`, and return the report."""
     with job_folder(call.home) as folder:

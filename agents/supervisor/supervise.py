@@ -100,11 +100,7 @@ class Supervisor:
     """Owner of the ranks: starts or adopts, watches and ends them, and records the outcome."""
 
     def __init__(
-        self,
-        attempt: AttemptFolder,
-        intent: AttemptIntent,
-        identity: Identity,
-        launcher: Launcher,
+        self, attempt: AttemptFolder, intent: AttemptIntent, identity: Identity, launcher: Launcher
     ) -> None:
         self._attempt = attempt
         self._intent = intent

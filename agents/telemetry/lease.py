@@ -59,10 +59,7 @@ def _start(home: Home) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={
-            **python_environ(os.environ, archive_path()),
-            "RACKLESS_AGENT_HOME": str(home.path),
-        },
+        env={**python_environ(os.environ, archive_path()), "RACKLESS_AGENT_HOME": str(home.path)},
         cwd=home.path,
         start_new_session=True,
     )

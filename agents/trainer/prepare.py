@@ -44,11 +44,7 @@ from agents.trainer.model.model import (
 from agents.trainer.objectives.objective import Objective
 from agents.trainer.objectives.passing import PassOn
 from agents.trainer.objectives.reference_model import ReferenceTable
-from agents.trainer.objectives.registry import (
-    KnownOfRows,
-    make_objective,
-    needs_reference_table,
-)
+from agents.trainer.objectives.registry import KnownOfRows, make_objective, needs_reference_table
 from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.device import explain_out_of_memory
@@ -221,19 +217,14 @@ def _load_data(
     evaluation = None
     if intent.eval_path is not None:
         evaluation, _ = _load_examples(
-            *(intent.eval_path, context, tokenizer, rules),
-            held_out_from=intent.train_path,
+            *(intent.eval_path, context, tokenizer, rules), held_out_from=intent.train_path
         )
     context.progress.end()
     return train, evaluation, sha256
 
 
 def _load_examples(
-    path: str,
-    context: RankContext,
-    tokenizer: Any,
-    rules: int,
-    held_out_from: str | None = None,
+    path: str, context: RankContext, tokenizer: Any, rules: int, held_out_from: str | None = None
 ) -> tuple[ExampleSet, str]:
     """Return the examples of a file, and the hash of its content; see `find_data`."""
     attempt = context.attempt

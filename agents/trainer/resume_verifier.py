@@ -20,12 +20,7 @@ from agents.trainer.rank.journal import RankJournal
 
 Promise = Literal["A", "B"]
 
-ROUNDING = {
-    torch.float64: 1e-9,
-    torch.float32: 1e-4,
-    torch.bfloat16: 2e-2,
-    torch.float16: 5e-3,
-}
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Maximum relative difference of a loss that counts as rounding. Another order of the same sums
 changes a loss by a few units in its last place, and later optimizer steps amplify that; measured in
 fp32: 3e-9 over 8 steps of a tiny model on 3 ranks instead of 2, 5e-7 over 20 steps on two H200s

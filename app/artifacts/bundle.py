@@ -71,8 +71,7 @@ def read_artifact(folder: Path) -> Artifact:
         odd = PROOF_FILE if (folder / PROOF_FILE).exists() else "config.json"
         reason = f"its {odd} cannot be read ({str(error)[:200]})"
     raise UserError(
-        f"{folder} is no artifact: {reason}",
-        "Name a folder that rackless export made, or a run.",
+        f"{folder} is no artifact: {reason}", "Name a folder that rackless export made, or a run."
     )
 
 

@@ -95,11 +95,7 @@ async def push_artifact(
 
 
 async def _copy_to_node(
-    services: Services,
-    artifact: ArtifactSnapshot,
-    source: ArtifactCopy,
-    node: str,
-    tell: OnMessage,
+    services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy, node: str, tell: OnMessage
 ) -> ArtifactCopy:
     if source.kind == "node":
         return await _copy_between(services, artifact, source, node, tell)

@@ -69,10 +69,7 @@ def _vllm(artifact: ArtifactSnapshot, folder: ServedFolder) -> ServeCommand:
     problems = check_vllm_config(artifact.format, folder.config)
     checked = "The configuration has every field that vLLM reads, with valid values."
     return ServeCommand(
-        runtime="vllm",
-        title="vLLM",
-        command=command,
-        notes=(*(problems or (checked,)), NOT_TRIED),
+        runtime="vllm", title="vLLM", command=command, notes=(*(problems or (checked,)), NOT_TRIED)
     )
 
 

@@ -248,10 +248,7 @@ async def _load_artifact(
 def _make_job(node: str, facts: NodeFacts, model: str) -> chats.ChatJob:
     gpus = [chats.ChatDevice(device=f"cuda:{gpu.index}", device_id=gpu.uuid) for gpu in facts.gpus]
     return chats.ChatJob(
-        chat=uuid.uuid4().hex,
-        python=python_of(node, facts),
-        model=model,
-        devices=tuple(gpus),
+        chat=uuid.uuid4().hex, python=python_of(node, facts), model=model, devices=tuple(gpus)
     )
 
 

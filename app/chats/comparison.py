@@ -48,11 +48,7 @@ async def compare_models(
 
 
 async def _compare(
-    chats: Chats,
-    subject: Subject,
-    prompts: Sequence[str],
-    max_tokens: int,
-    tell: OnMessage,
+    chats: Chats, subject: Subject, prompts: Sequence[str], max_tokens: int, tell: OnMessage
 ) -> Compared:
     loaded = await chats.open(subject, tell)
     try:

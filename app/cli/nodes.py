@@ -125,10 +125,7 @@ def _add_add(verbs: Commands) -> None:
 
 
 def _named(
-    verbs: Commands,
-    name: str,
-    help_text: str,
-    handler: Callable[..., Any],
+    verbs: Commands, name: str, help_text: str, handler: Callable[..., Any]
 ) -> argparse.ArgumentParser:
     parser = add_command(verbs, name, help_text, with_core(handler))
     parser.add_argument("name", metavar="NAME")

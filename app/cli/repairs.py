@@ -124,9 +124,7 @@ class _Desk:
 
     def outcome(self) -> Repaired:
         return Repaired(
-            changes=tuple(self._changes),
-            rows=tuple(self._rows),
-            problems=tuple(self._problems),
+            changes=tuple(self._changes), rows=tuple(self._rows), problems=tuple(self._problems)
         )
 
     def refuse(self, problem: str) -> None:

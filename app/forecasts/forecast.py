@@ -45,10 +45,7 @@ def _of_rank(gpu: GpuPlan, request: PlanRequest) -> RankForecast:
     planned = _planned(request.cluster, gpu)
     is_calibrated = planned.calibration is not None
     known = request.learned.find(
-        gpu.card,
-        request.shape.family,
-        request.spec.adapter.kind,
-        is_calibrated=is_calibrated,
+        gpu.card, request.shape.family, request.spec.adapter.kind, is_calibrated=is_calibrated
     )
     memory = gpu.memory
     return RankForecast(

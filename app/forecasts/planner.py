@@ -392,9 +392,7 @@ def guess_run_data(spec: RunSpec) -> DataGuess:
 
 
 def find_data_size(
-    store: PlanningStore,
-    spec: RunSpec,
-    guess_size: Callable[[RunSpec], DataGuess] = guess_run_data,
+    store: PlanningStore, spec: RunSpec, guess_size: Callable[[RunSpec], DataGuess] = guess_run_data
 ) -> tuple[DataSize, str]:
     """Return the size of the data with its source: counted, else guessed, else unknown."""
     counted = store.counted(make_data_key(spec))

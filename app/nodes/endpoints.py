@@ -56,8 +56,7 @@ def _own_address(facts: NodeFacts, peers: Sequence[str]) -> str:
     own = [i.address for i in facts.interfaces if i.up is not False and not is_loopback(i.address)]
     # The facts have no netmask, so the longest common prefix of two addresses replaces it.
     best = max(
-        ((_common_bits(mine, peer), mine) for mine in own for peer in peers),
-        default=(0, LOOPBACK),
+        ((_common_bits(mine, peer), mine) for mine in own for peer in peers), default=(0, LOOPBACK)
     )
     return best[1]
 

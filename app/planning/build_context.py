@@ -122,10 +122,7 @@ def make_worker(
     """
     spec, rates = request.spec, find_rates(gpu)
     learned = request.learned.find(
-        gpu.name,
-        request.shape.family,
-        spec.adapter.kind,
-        is_calibrated=gpu.calibration is not None,
+        gpu.name, request.shape.family, spec.adapter.kind, is_calibrated=gpu.calibration is not None
     )
     is_cpu = gpu.device == "cpu"
     # `memory_gib` limits GPUs only; the trainer cannot cap the RAM of a CPU rank.

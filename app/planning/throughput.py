@@ -244,9 +244,7 @@ class PlannedPace:
         """Return the times with this share of the 4-bit weights kept unpacked."""
         packed = 1.0 - share
         return replace(
-            self,
-            unpack_s=packed * self.unpack_s,
-            unpack_again_s=packed * self.unpack_again_s,
+            self, unpack_s=packed * self.unpack_s, unpack_again_s=packed * self.unpack_again_s
         )
 
     def seconds(

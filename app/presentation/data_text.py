@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.contract.data import (
-    DataFinding,
-    DataPreview,
-    NamedRow,
-    ShownConversation,
-    ShownRow,
-)
+from agents.contract.data import DataFinding, DataPreview, NamedRow, ShownConversation, ShownRow
 from agents.contract.objectives import ROW_FORMATS
 from agents.shared.data.findings import hint_for, list_columns, say_finding
 from app.text import count_of, show_share

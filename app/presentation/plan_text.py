@@ -264,10 +264,7 @@ def describe_comparison(found: ForecastComparison) -> list[ComparedRow]:
         place = f"{rank.node} {rank.device}"
         rows.append(
             _compare(
-                f"{place}: speed",
-                rank.tokens_per_s,
-                was.tokens_per_s if was else None,
-                show_rate,
+                f"{place}: speed", rank.tokens_per_s, was.tokens_per_s if was else None, show_rate
             )
         )
         if rank.card is not None:

@@ -157,10 +157,7 @@ def _arrange(rows: Sequence[StageRow]) -> list[StageRow]:
 
 
 def describe_division(
-    rows: Sequence[StageRow],
-    step_s: float | None,
-    bubble_s: float | None,
-    wire_s: float | None,
+    rows: Sequence[StageRow], step_s: float | None, bubble_s: float | None, wire_s: float | None
 ) -> str:
     """Describe pipelines, bubble and network in one line; empty: nothing notable."""
     parts = []

@@ -105,11 +105,7 @@ async def undo_changes(
 
 
 async def _work(
-    client: NodeClient,
-    work: RepairWork,
-    password: str,
-    limit_s: float,
-    progress: OnMessage | None,
+    client: NodeClient, work: RepairWork, password: str, limit_s: float, progress: OnMessage | None
 ) -> tuple[Change, ...]:
     # A newline would end the password early and pass the rest as another line.
     secret = password.encode("utf-8")

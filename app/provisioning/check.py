@@ -74,11 +74,7 @@ GROUP_CHECKS: tuple[Callable[[CheckedGroup], Iterable[CheckRow]], ...] = (
 )
 NETWORK_CHECKS: tuple[
     Callable[[CheckedGroup, OnRow, OnMessage], Awaitable[Iterable[CheckRow]]], ...
-] = (
-    check_routes,
-    check_links,
-    check_reduce,
-)
+] = (check_routes, check_links, check_reduce)
 
 
 async def check_nodes(

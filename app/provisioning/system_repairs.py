@@ -70,8 +70,7 @@ def forbid_sleep() -> Repair:
                 run=("systemctl", "mask", target),
                 undo=("systemctl", "unmask", target),
                 done=Probe(
-                    argv=("systemctl", "show", "-p", "LoadState", "--value", target),
-                    shows="masked",
+                    argv=("systemctl", "show", "-p", "LoadState", "--value", target), shows="masked"
                 ),
             )
             for target in _SLEEP

@@ -21,14 +21,7 @@ from agents.contract.spec import RunSpec, run_keys
 from agents.shared.files.folder_files import is_network_path
 from app.errors import UsageError, UserError
 from app.paths import replace_text
-from app.runfile.problems import (
-    KeyPath,
-    Problem,
-    dotted,
-    find_problems,
-    refuse_key,
-    validate,
-)
+from app.runfile.problems import KeyPath, Problem, dotted, find_problems, refuse_key, validate
 
 # A run file has a few dozen lines; a much larger file is the wrong one.
 MAX_FILE_BYTES = 1 << 20

@@ -80,9 +80,7 @@ class RunRepository:
                 where=f"run {run_id}",
             )
         raise UserError(
-            f"there is no run {run_id}",
-            "List all runs: rackless runs list",
-            where=f"run {run_id}",
+            f"there is no run {run_id}", "List all runs: rackless runs list", where=f"run {run_id}"
         )
 
     def snapshot(self, run_id: str) -> RunSnapshot:

@@ -130,13 +130,7 @@ def current_run(run: RunSnapshot, nodes: Mapping[str, NodeSnapshot], now_s: floa
     # Each rank records the sums over all ranks, so one answering node that trains is enough.
     if not _stands_still(ranks, now_s):
         return shown
-    return replace(
-        shown,
-        tokens_per_s=None,
-        mfu=None,
-        eta=None,
-        remaining_s=None,
-    )
+    return replace(shown, tokens_per_s=None, mfu=None, eta=None, remaining_s=None)
 
 
 def describe_silence(node: NodeSnapshot | None) -> str:

@@ -168,12 +168,7 @@ class Telemetry:
         return max(self._offsets.get(node, ()), default=None)
 
     def take(
-        self,
-        node: str,
-        sample: Sample,
-        arrived_s: float | None = None,
-        *,
-        replayed: bool = False,
+        self, node: str, sample: Sample, arrived_s: float | None = None, *, replayed: bool = False
     ) -> list[DeviceKey]:
         """Add a sample; return the devices whose readings changed.
 
@@ -250,13 +245,7 @@ class Telemetry:
         self._node_alerts[node] = (disk,) if disk else ()
 
     def _add(
-        self,
-        node: str,
-        name: str,
-        reading: StreamReading,
-        sample: Sample,
-        *,
-        replayed: bool,
+        self, node: str, name: str, reading: StreamReading, sample: Sample, *, replayed: bool
     ) -> DeviceKey:
         key = DeviceKey(node, name)
         device = self._devices.get(key)

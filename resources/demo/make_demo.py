@@ -85,10 +85,7 @@ def encode_rows(tokenizer: PreTrainedTokenizerFast, facts: list[valley.Fact]) ->
     documents = [*valley.make_documents(facts), *valley.make_tales(facts)]
     texts = [tokenizer.bos_token + text + tokenizer.eos_token for text in documents]
     for question, answer in valley.make_plain_chats(facts):
-        messages = [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-        ]
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         texts.append(tokenizer.apply_chat_template(messages, tokenize=False))
     rows: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return rows

@@ -89,10 +89,7 @@ def test_killed_demo_is_cleaned_up_by_the_next_which_tells_the_whole_story(home:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sign",
-    [
-        signal.SIGINT,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.skipif("os.name != 'posix'")),
-    ],
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.skipif("os.name != 'posix'"))],
 )
 def test_demo_that_is_broken_off_ends_everything(home: Path, sign: signal.Signals) -> None:
     with start_demo(home) as demo:

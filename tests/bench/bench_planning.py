@@ -75,13 +75,7 @@ def measure_job(job: Job, out: str, lock: str, deadline_s: float, alive: Any, cp
 
 
 def _measure_rows(
-    job: Job,
-    device: Any,
-    said: dict[str, Any],
-    out: str,
-    lock: str,
-    deadline_s: float,
-    alive: Any,
+    job: Job, device: Any, said: dict[str, Any], out: str, lock: str, deadline_s: float, alive: Any
 ) -> None:
     from agents.trainer import prepare  # noqa: F401 - all slow imports, before the GPU is asked for
     from agents.trainer.rank.device import on_own_stream

@@ -128,11 +128,7 @@ def try_setting(parts: TrainingParts, setting: Setting) -> float:
     import torch
 
     from agents.trainer.data.examples import choose_examples
-    from agents.trainer.execution.setting import (
-        ExecutionSetting,
-        apply_setting,
-        fill_spare_memory,
-    )
+    from agents.trainer.execution.setting import ExecutionSetting, apply_setting, fill_spare_memory
     from agents.trainer.rank.device import is_out_of_memory
 
     executor, device = parts.executor, parts.context.device

@@ -122,10 +122,7 @@ async def connected(folder: Path, name: str, *, cache: Path | None) -> AsyncIter
         began_s = time.perf_counter()
         archive = build_archive()
         link = await open_link(
-            Node(name=name, address=server.address),
-            archive,
-            home=master,
-            gate=asyncio.Semaphore(8),
+            Node(name=name, address=server.address), archive, home=master, gate=asyncio.Semaphore(8)
         )
         took_s = time.perf_counter() - began_s
 

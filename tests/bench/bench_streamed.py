@@ -100,11 +100,7 @@ def run_random(
 def time_sizes(parts: TrainingParts, sizes: tuple[int, ...]) -> None:
     """Report passes of each size with the copies of layers, and without them."""
     from agents.trainer.data.examples import choose_examples
-    from agents.trainer.execution.setting import (
-        ExecutionSetting,
-        apply_setting,
-        fill_spare_memory,
-    )
+    from agents.trainer.execution.setting import ExecutionSetting, apply_setting, fill_spare_memory
 
     rest = find_rest(parts.state.model.module)
     slow_s = rest.seconds_per_token if rest is not None else 0.0

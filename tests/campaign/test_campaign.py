@@ -158,18 +158,12 @@ def test_journals_are_read_with_a_line_that_a_full_disk_cut(tmp_path: Path) -> N
         ({"damage": Damage(difference=1e-9), "is_on_same_ranks": False}, KILL, ""),
         ({"damage": Damage(difference=1e-3), "is_on_same_ranks": False}, KILL, "losses differ"),
         (
-            {
-                "damage": Damage(difference=3e-6, final_difference=2e-6),
-                "is_on_same_ranks": False,
-            },
+            {"damage": Damage(difference=3e-6, final_difference=2e-6), "is_on_same_ranks": False},
             KILL,
             "the last loss differs",
         ),
         (
-            {
-                "damage": Damage(difference=3e-6, final_difference=2e-7),
-                "is_on_same_ranks": False,
-            },
+            {"damage": Damage(difference=3e-6, final_difference=2e-7), "is_on_same_ranks": False},
             KILL,
             "",
         ),

@@ -165,10 +165,7 @@ class Cluster:
                     os.kill(pid, signal.SIGKILL)
 
     def start_sshd(
-        self,
-        node: Node,
-        files: Mapping[Path, Path] | None = None,
-        commands: Sequence[str] = (),
+        self, node: Node, files: Mapping[Path, Path] | None = None, commands: Sequence[str] = ()
     ) -> None:
         """Start the node's sshd again.
 

@@ -581,11 +581,7 @@ class FakeCluster:
         return ()
 
     async def copy(
-        self,
-        source: str,
-        targets: Sequence[str],
-        path: str,
-        progress: OnTransfers | None = None,
+        self, source: str, targets: Sequence[str], path: str, progress: OnTransfers | None = None
     ) -> tuple[str, ...]:
         for target in targets:
             self.copies.append((source, target, path))

@@ -459,11 +459,7 @@ class FakeNodes:
         if accepted != FINGERPRINT:
             shown = f"{line.target} shows {FINGERPRINT}"
             return NodeOutcome(
-                line=line,
-                state="confirm",
-                message=shown,
-                host=line.target,
-                fingerprint=FINGERPRINT,
+                line=line, state="confirm", message=shown, host=line.target, fingerprint=FINGERPRINT
             )
         address = parse_ssh_target(line.target)
         if address.host in self._core.locked_hosts and password != PASSWORD:

@@ -21,10 +21,7 @@ GIB = 1024**3
 MIB = 1024**2
 LLAMA = ModelSummary(family="llama", num_parameters=6_738_415_616)
 WIDE = ModelPart(
-    kind="untouched",
-    names=("embeddings", "head", "norms"),
-    num_layers=0,
-    num_weights=262_410_240,
+    kind="untouched", names=("embeddings", "head", "norms"), num_layers=0, num_weights=262_410_240
 )
 CARDS = (
     ("alpha", "cuda:0", "NVIDIA GeForce RTX 5070 Ti", 16, 0.36, 1510.0),

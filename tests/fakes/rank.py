@@ -24,12 +24,7 @@ LOG_LINE = "rank {rank} says line {number} of many, each as long as this one\n"
 
 
 def write_heartbeat(step: int, phase: str, generation: int = 0) -> None:
-    beat = {
-        "step": step,
-        "phase": phase,
-        "monotonic_s": time.monotonic(),
-        "generation": generation,
-    }
+    beat = {"step": step, "phase": phase, "monotonic_s": time.monotonic(), "generation": generation}
     half = FOLDER / f".beat-{RANK}"
     half.write_text(json.dumps(beat))
     half.rename(FOLDER / f"rank-{RANK}.heartbeat")

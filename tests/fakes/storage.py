@@ -18,11 +18,7 @@ class FakeStorage:
         self.items = [
             StoredItem(kind="model", name=MODEL, size_bytes=16 << 30, used_s=1.7e9),
             StoredItem(
-                kind="checkpoint",
-                name=CHECKPOINT,
-                size_bytes=6 << 30,
-                used_s=1.7e9,
-                protected=LAST,
+                kind="checkpoint", name=CHECKPOINT, size_bytes=6 << 30, used_s=1.7e9, protected=LAST
             ),
             StoredItem(kind="partial", name=PARTIAL, size_bytes=2 << 30, used_s=1.7e9),
         ]

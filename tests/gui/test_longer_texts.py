@@ -57,8 +57,7 @@ def test_the_words_of_a_card_keep_clear_of_each_other(busy, theme, monkeypatch, 
 
     monkeypatch.setattr(Theme, "paint_text", record)
     monkeypatch.setattr(
-        "app.gui.overview.card._CAPTIONS",
-        tuple((lengthen(text), room) for text, room in _CAPTIONS),
+        "app.gui.overview.card._CAPTIONS", tuple((lengthen(text), room) for text, room in _CAPTIONS)
     )
     device = busy.window.overview.wall.cards()[0].device
     card = DeviceCard(theme, device, Status("error", lengthen("throttled: power limit") * 3))

@@ -423,11 +423,7 @@ ZOO: dict[str, tuple[Break, str]] = {
 
 @pytest.mark.parametrize("name", ZOO)
 def test_a_broken_model_is_named_before_a_byte_is_sent(
-    name: str,
-    tmp_path: Path,
-    services: Services,
-    cluster: FakeCluster,
-    attack: Callable[..., None],
+    name: str, tmp_path: Path, services: Services, cluster: FakeCluster, attack: Callable[..., None]
 ) -> None:
     change, words = ZOO[name]
     change(write_model(tmp_path / "model"))

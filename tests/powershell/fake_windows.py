@@ -159,9 +159,7 @@ class FakeWindows:
             "Copy-Item": copy,
             "Remove-Item": lambda named, words, piped: os.unlink(named["literalpath"]),
             "Get-ChildItem": lambda named, words, piped: [
-                SimpleNamespace(
-                    GetValue={"DistributionName": name, "Version": version}.get,
-                )
+                SimpleNamespace(GetValue={"DistributionName": name, "Version": version}.get)
                 for name, version in self.distros.items()
             ],
         }

@@ -54,8 +54,7 @@ def ask_windows() -> dict[str, Any]:
     Callers must not rely on it, because Windows programs do not start from every SSH session.
     """
     answer = ask(
-        [POWERSHELL, "-NoProfile", "-NonInteractive", "-Command", _QUESTION],
-        WINDOWS_TIMEOUT_S,
+        [POWERSHELL, "-NoProfile", "-NonInteractive", "-Command", _QUESTION], WINDOWS_TIMEOUT_S
     )
     if answer is None or answer.code != 0:
         return {}

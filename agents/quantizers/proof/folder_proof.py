@@ -33,11 +33,7 @@ from agents.quantizers.inference.models import (
 from agents.quantizers.job.job import JobProgress, copy_companions
 from agents.quantizers.merging.shard_files import SHARD_BYTES
 from agents.quantizers.proof.compare import ModelPredictor
-from agents.quantizers.proof.reference_model import (
-    Original,
-    answers_at_once,
-    measure_from_files,
-)
+from agents.quantizers.proof.reference_model import Original, answers_at_once, measure_from_files
 from agents.quantizers.proof.verdict import Proof
 
 _UNPACKED = ".unpacked"

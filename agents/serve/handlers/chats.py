@@ -43,8 +43,7 @@ def open_chat(call: Call, job: ChatJob) -> ChatOpened:
         file = folder / "job.json"
         on_gpu = place.device != "cpu"
         write_json(
-            file,
-            {**to_wire(job), "device": place.device, "in_4_bits": job.in_4_bits and on_gpu},
+            file, {**to_wire(job), "device": place.device, "in_4_bits": job.in_4_bits and on_gpu}
         )
         argv = command(job.python, "agents.quantizers.chat", str(file))
         # On the CPU the program must not see a GPU, since initializing CUDA takes GPU memory.

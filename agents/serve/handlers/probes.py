@@ -18,13 +18,7 @@ from agents.contract.requests.probes import (
 )
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
-from agents.node.probes import (
-    answer_probe,
-    make_greeting,
-    open_listener,
-    probe_link,
-    read_greeting,
-)
+from agents.node.probes import answer_probe, make_greeting, open_listener, probe_link, read_greeting
 from agents.node.probes import choose_port as choose_free_port
 from agents.program import command
 from agents.serve.channel import Call

@@ -128,11 +128,7 @@ def bound_operators(sandbox: Any) -> None:
     Args:
         sandbox: class `SandboxedEnvironment` of Jinja.
     """
-    sandbox.default_binop_table = {
-        **sandbox.default_binop_table,
-        "**": _power,
-        "*": _product,
-    }
+    sandbox.default_binop_table = {**sandbox.default_binop_table, "**": _power, "*": _product}
     sandbox.intercepted_binops = frozenset({*sandbox.intercepted_binops, "**", "*"})
 
 

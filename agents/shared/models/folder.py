@@ -13,11 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.shared.models.config_findings import (
-    find_config_problems,
-    quantization_of,
-    text_of,
-)
+from agents.shared.models.config_findings import find_config_problems, quantization_of, text_of
 from agents.shared.models.findings import (
     FILE_AGAIN,
     ORIGINAL,

@@ -29,10 +29,7 @@ def without_launches(needs: Needs, tried: Sequence[ExecutionSetting]) -> Needs:
 
 
 def cannot_win(
-    setting: ExecutionSetting,
-    plan: LayerPlan,
-    tried: Sequence[ExecutionSetting],
-    num_layers: int,
+    setting: ExecutionSetting, plan: LayerPlan, tried: Sequence[ExecutionSetting], num_layers: int
 ) -> bool:
     """Return whether larger micro-batches certainly gain less than recomputing costs.
 

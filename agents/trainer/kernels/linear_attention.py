@@ -235,12 +235,7 @@ class _Scan(torch.autograd.Function):
         return of_key_HCLK, of_written_HCLV, of_carried_HC, of_forget
 
 
-def convolve(
-    x_1FM: Tensor,
-    weight_FJ: Tensor,
-    bias_F: Tensor | None,
-    place_M: Tensor,
-) -> Tensor:
+def convolve(x_1FM: Tensor, weight_FJ: Tensor, bias_F: Tensor | None, place_M: Tensor) -> Tensor:
     """Return the causal depthwise convolution (1, F, M) of each segment, in at least fp32.
 
     Args:

@@ -16,9 +16,7 @@ from agents.trainer.kernels.segment_loop import LOG2E
 
 try:
     import triton  # type: ignore[import-not-found, unused-ignore]
-    from triton.runtime.errors import (  # type: ignore[import-not-found, unused-ignore]
-        OutOfResources,
-    )
+    from triton.runtime.errors import OutOfResources  # type: ignore[import-not-found, unused-ignore]
 except ImportError:  # torch for CPUs comes without it
     triton = None
 

@@ -14,10 +14,7 @@ from typing import Any
 
 from peft import LoraConfig, get_peft_model
 from peft.tuners import tuners_utils
-from peft.utils.constants import (
-    DUMMY_TARGET_MODULES,
-    MIN_TARGET_MODULES_FOR_OPTIMIZATION,
-)
+from peft.utils.constants import DUMMY_TARGET_MODULES, MIN_TARGET_MODULES_FOR_OPTIMIZATION
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 

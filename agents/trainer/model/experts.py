@@ -29,18 +29,9 @@ from peft.utils import transformers_weight_conversion
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from agents.trainer.kernels.grouped_linear_op import (
-    GroupedShape,
-    multiply,
-    reorder,
-    sort_by_expert,
-)
+from agents.trainer.kernels.grouped_linear_op import GroupedShape, multiply, reorder, sort_by_expert
 from agents.trainer.model import nf4_experts
-from agents.trainer.model.llama4_experts import (
-    apply_gate,
-    is_llama4_experts,
-    turn_adapter,
-)
+from agents.trainer.model.llama4_experts import apply_gate, is_llama4_experts, turn_adapter
 
 NAME = "rackless"
 _ADAPTER = "default"

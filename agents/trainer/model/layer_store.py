@@ -18,12 +18,7 @@ from torch import Tensor, nn
 
 from agents.errors import ExpectedError
 from agents.trainer.model.frozen_tensors import put_frozen, take_frozen
-from agents.trainer.streaming.disk_reader import (
-    DamagedLayer,
-    DiskReader,
-    check_block,
-    read_block,
-)
+from agents.trainer.streaming.disk_reader import DamagedLayer, DiskReader, check_block, read_block
 from agents.trainer.streaming.host_memory import HostMemory
 from agents.trainer.streaming.layer_files import LayerFile, StreamedLayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream, spread

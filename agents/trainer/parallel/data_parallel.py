@@ -18,12 +18,7 @@ from agents.trainer.execution.executor import Executor
 from agents.trainer.model.layer_holdings import LayerHoldings, ModelOutline, hold_everything
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.optim.flat_parameters import FlatParameters, Layout, compute_norm
-from agents.trainer.optim.optimizer import (
-    clip_and_step,
-    export_state,
-    import_state,
-    make_optimizer,
-)
+from agents.trainer.optim.optimizer import clip_and_step, export_state, import_state, make_optimizer
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.parallel.balance import Balancer, choose_first_shares
 from agents.trainer.parallel.batch import Batch, choose_batch, list_evaluated

@@ -13,11 +13,7 @@ class QuantizeWork(Work):
     """Work with the phase in which the model is quantized."""
 
     def _quantize(self) -> PhaseForecast:
-        own = {
-            "awq": self._quantize_awq,
-            "gptq": self._quantize_gptq,
-            "gguf": self._quantize_gguf,
-        }
+        own = {"awq": self._quantize_awq, "gptq": self._quantize_gptq, "gguf": self._quantize_gguf}
         return own.get(self.method, self._quantize_by_loading)()
 
     def _quantize_by_loading(self) -> PhaseForecast:

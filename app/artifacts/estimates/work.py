@@ -7,11 +7,7 @@ from dataclasses import dataclass
 
 from agents.contract.formats import Engine
 from app.artifacts.estimates import rates
-from app.artifacts.estimates.forecast import (
-    ArtifactForecast,
-    count_judged_rows,
-    count_quantized,
-)
+from app.artifacts.estimates.forecast import ArtifactForecast, count_judged_rows, count_quantized
 from app.artifacts.estimates.texts import TextSizes
 from app.planning.shape.model_shape import ModelShape
 

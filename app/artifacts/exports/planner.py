@@ -209,12 +209,7 @@ def find_value_bytes(
 
 
 async def _look(
-    services: Services,
-    node: str,
-    holders: set[str],
-    to: str,
-    types: Sequence[str],
-    refusal: str,
+    services: Services, node: str, holders: set[str], to: str, types: Sequence[str], refusal: str
 ) -> ExportNode:
     if refusal:
         return ExportNode(node=node, bench=Bench(is_gpu=False), problem=refusal)

@@ -156,6 +156,5 @@ class LogonTask:
         done = self.run(*words)
         if done.returncode:
             raise UserError(
-                f"{' '.join(words[:2])} failed: {service.last_line(done)}",
-                service.BY_HAND,
+                f"{' '.join(words[:2])} failed: {service.last_line(done)}", service.BY_HAND
             )

@@ -158,9 +158,7 @@ class ArtifactActions:
         self._context.bridge.do(
             artifacts.WriteModelfile(name=artifact.label, command=command),
             success=lambda path: self._banner.show_message(
-                "good",
-                f"Copied the command for {command.title}",
-                f"Wrote {path}." if path else "",
+                "good", f"Copied the command for {command.title}", f"Wrote {path}." if path else ""
             ),
             failure=self._banner.show_error,
         )

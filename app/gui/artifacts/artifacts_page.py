@@ -6,14 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import (
-    QHBoxLayout,
-    QMenu,
-    QSplitter,
-    QStackedWidget,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QHBoxLayout, QMenu, QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app.artifact import ArtifactSnapshot
 from app.artifacts.serving import ServeCommand
@@ -151,10 +144,7 @@ class ArtifactsPage(QWidget):
             "No artifacts yet",
             "Export a run to get a model that you can use anywhere: merged, or quantized to 4 to "
             "8 bits. Each artifact comes with a card that lists its measurements.",
-            [
-                export,
-                Button(theme, "Add a folder\u2026", self.artifact_actions.add, icon="folder"),
-            ],
+            [export, Button(theme, "Add a folder\u2026", self.artifact_actions.add, icon="folder")],
         )
 
     def _make_split(self) -> QSplitter:

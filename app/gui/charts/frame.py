@@ -84,10 +84,7 @@ class Frame:
 def area_of(width: float, height: float) -> QRectF:
     """Return the area of the curves in a plot of this size, in pixels."""
     return QRectF(
-        LEFT_PX,
-        TOP_PX,
-        max(width - LEFT_PX - RIGHT_PX, 1),
-        max(height - TOP_PX - BOTTOM_PX, 1),
+        LEFT_PX, TOP_PX, max(width - LEFT_PX - RIGHT_PX, 1), max(height - TOP_PX - BOTTOM_PX, 1)
     )
 
 

@@ -107,9 +107,7 @@ class CalibrationPage(QWidget):
             self.edited.emit()
             return
         self._op = self._context.bridge.do(
-            CheckCalibration(path=Path(path)),
-            self._show,
-            self._fail,
+            CheckCalibration(path=Path(path)), self._show, self._fail
         )
 
     def _show(self, num_words: int) -> None:

@@ -75,9 +75,7 @@ class ExportWizard(QDialog):
         self._tick.timeout.connect(self._count_time)
         self._ops = [
             context.bridge.do(
-                FindCheckpoints(run_id=run.run_id),
-                self._show_checkpoints,
-                self._fail_checkpoints,
+                FindCheckpoints(run_id=run.run_id), self._show_checkpoints, self._fail_checkpoints
             ),
             context.bridge.run(
                 lambda core, report: estimate_formats(core, report, run.run_id),

@@ -19,10 +19,7 @@ Level = Literal["all", "warnings", "errors"]
 Numbers = NDArray[np.int64]
 # Lower case, as `find_lines` lowers the block; bytes, so that no line has to be decoded.
 _ERRORS = (b"error", b"exception", b"critical", b"fatal", b"out of memory", b"killed")
-_WORDS: dict[Level, tuple[bytes, ...]] = {
-    "warnings": (b"warn", *_ERRORS),
-    "errors": _ERRORS,
-}
+_WORDS: dict[Level, tuple[bytes, ...]] = {"warnings": (b"warn", *_ERRORS), "errors": _ERRORS}
 # The last line names the exception and matches by its words; header and frames do not.
 _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*", re.MULTILINE)
 

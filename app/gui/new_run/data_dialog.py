@@ -55,9 +55,7 @@ class DataDialog(QDialog):
         self._look(whole=False)
         if planned is not None:
             context.bridge.do(
-                ListCaveats(spec=planned),
-                self.view.show_caveats,
-                self.banner.show_error,
+                ListCaveats(spec=planned), self.view.show_caveats, self.banner.show_error
             )
 
     def _look(self, *, whole: bool) -> None:

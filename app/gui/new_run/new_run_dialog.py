@@ -11,13 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import (
-    QDialog,
-    QFileDialog,
-    QHBoxLayout,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QDialog, QFileDialog, QHBoxLayout, QVBoxLayout, QWidget
 
 from agents.contract.spec import RunSpec
 from app.core.library import DeleteRecipe, ListRecipes, ReadRunFile
@@ -59,11 +53,7 @@ def make_file_buttons(
 ) -> tuple[Button, Button]:
     """Return the buttons that read the answers from a run file and show them as one."""
     opened = Button(
-        theme,
-        "Open run file\u2026",
-        choose,
-        icon="folder",
-        tip="Fill in the form from a YAML file",
+        theme, "Open run file\u2026", choose, icon="folder", tip="Fill in the form from a YAML file"
     )
     shown = Button(
         theme,
@@ -154,9 +144,7 @@ class NewRunDialog(QDialog):
         # if the file cannot be read, the form is unchanged and its draft is kept
         self._given = self.answers()
         self._context.bridge.do(
-            ReadRunFile(path=path),
-            partial(self._take_file, path),
-            self.banner.show_error,
+            ReadRunFile(path=path), partial(self._take_file, path), self.banner.show_error
         )
 
     def take_up(self, draft: Mapping[str, object]) -> None:

@@ -235,9 +235,7 @@ class AddNodeDialog(QDialog):
             return
         self._set_busy(True)
         self.banner.show_message(
-            "busy",
-            f"Connecting to {result.name}",
-            "Logging in and sending the agent (0.1 MB).",
+            "busy", f"Connecting to {result.name}", "Logging in and sending the agent (0.1 MB)."
         )
         request = NodeToAdd(
             name=result.name,

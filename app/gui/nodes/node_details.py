@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import (
-    QGridLayout,
-    QLabel,
-    QScrollArea,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QGridLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from agents.contract.node import Calibration
 from app.events import NodeSnapshot
@@ -20,14 +14,7 @@ from app.gui.session.context import Context
 from app.gui.tables.node_columns import describe_clock, describe_environment
 from app.presentation.plan_text import describe_calibration
 from app.telemetry.stream import DeviceKey
-from app.text import (
-    DASH,
-    count_of,
-    show_bytes,
-    show_bytes_of,
-    show_duration,
-    show_moment,
-)
+from app.text import DASH, count_of, show_bytes, show_bytes_of, show_duration, show_moment
 
 NUM_COLUMNS = 3
 

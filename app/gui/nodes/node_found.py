@@ -101,9 +101,7 @@ class NodeFound(QWidget):
         ):
             return
         self._context.bridge.do(
-            TakeBackKey(name=self._name),
-            self._show_taken_back,
-            self.banner.show_error,
+            TakeBackKey(name=self._name), self._show_taken_back, self.banner.show_error
         )
 
     def _show_taken_back(self, was_there: bool) -> None:

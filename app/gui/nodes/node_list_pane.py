@@ -99,12 +99,7 @@ def _describe(outcome: NodeOutcome) -> Status:
 
 def outcome_columns() -> list[Column[NodeOutcome]]:
     return [
-        Column(
-            title="State",
-            text=lambda o: _describe(o).text,
-            status=_describe,
-            width_px=104,
-        ),
+        Column(title="State", text=lambda o: _describe(o).text, status=_describe, width_px=104),
         Column(title="Name", text=lambda o: o.line.name, width_px=100),
         Column(title="Address", text=lambda o: o.host or o.line.target, width_px=160),
         # A fingerprint has to be readable as a whole.

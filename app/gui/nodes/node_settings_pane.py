@@ -81,8 +81,7 @@ class NodeSettingsPane(NodePane):
         name, own = self._shown, None if value == _SAME else value
         self.banner.hide()
         self._context.bridge.run(
-            lambda core, report: store_setting(core, name, key, own),
-            failure=self._fail_to_store,
+            lambda core, report: store_setting(core, name, key, own), failure=self._fail_to_store
         )
 
     def _fail_to_store(self, error: RacklessError) -> None:

@@ -6,12 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import (
-    QStackedWidget,
-    QTabWidget,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QStackedWidget, QTabWidget, QVBoxLayout, QWidget
 
 from agents.contract.node import Calibration, EnvironmentReport
 from app.core.nodes import CalibrateNode, ListCalibrations, RefreshNode, RemoveNode, WakeNode

@@ -60,17 +60,12 @@ class NodePane(QWidget):
         self._soon.start()
 
     def read(
-        self,
-        work: Work[T],
-        success: Callable[[T], None],
-        failure: Callable[[RacklessError], None],
+        self, work: Work[T], success: Callable[[T], None], failure: Callable[[RacklessError], None]
     ) -> None:
         """Query the selected node; an earlier reading ends without a result."""
         self.stop_reading()
         self._reading = self._context.bridge.run(
-            work,
-            partial(self._end_reading, success),
-            partial(self._end_reading, failure),
+            work, partial(self._end_reading, success), partial(self._end_reading, failure)
         )
 
     def stop_reading(self) -> None:

@@ -39,11 +39,7 @@ from app.gui.session.banner_task import run_in_banner
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import RowsModel
-from app.gui.tables.run_columns import (
-    checkpoint_columns,
-    event_columns,
-    rank_columns,
-)
+from app.gui.tables.run_columns import checkpoint_columns, event_columns, rank_columns
 from app.gui.tables.view import TableView
 
 WATCH_MS = 5000

@@ -49,7 +49,7 @@ class HelpDialog(QDialog):
                     text=lambda section: section.title,
                     sort=lambda section: self._order.get(section.topic, 0),
                     stretches=True,
-                ),
+                )
             ],
             key=lambda section: section.topic,
         )

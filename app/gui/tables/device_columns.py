@@ -9,14 +9,7 @@ from app.gui.tables.rows_model import Column, number_column, unknown_first
 from app.telemetry.alerts import share_of
 from app.telemetry.state import Status, describe_device, is_current
 from app.telemetry.stream import Device, DeviceKey, StreamReading
-from app.text import (
-    short_card,
-    show_bytes_of,
-    show_celsius,
-    show_number,
-    show_share,
-    show_watts,
-)
+from app.text import short_card, show_bytes_of, show_celsius, show_number, show_share, show_watts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

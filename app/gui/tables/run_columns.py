@@ -113,12 +113,7 @@ def _describe_rank(rank: RankProgress, now_s: float) -> Status:
 
 def rank_columns(now_s: Clock = time.time) -> list[Column[RankProgress]]:
     return [
-        Column(
-            title="Rank",
-            text=lambda r: str(r.rank),
-            sort=lambda r: r.rank,
-            width_px=74,
-        ),
+        Column(title="Rank", text=lambda r: str(r.rank), sort=lambda r: r.rank, width_px=74),
         Column(title="Node", text=lambda r: r.node, width_px=80, stretches=True),
         Column(title="Device", text=lambda r: r.device, width_px=84),
         Column(
@@ -197,10 +192,7 @@ def event_columns(now_s: Clock) -> list[Column[RunEvent]]:
 def checkpoint_columns(now_s: Clock) -> list[Column[CheckpointSnapshot]]:
     return [
         Column(
-            title="Step",
-            text=lambda c: show_number(c.step),
-            sort=lambda c: c.step,
-            width_px=80,
+            title="Step", text=lambda c: show_number(c.step), sort=lambda c: c.step, width_px=80
         ),
         Column(
             title="Saved",

@@ -80,10 +80,7 @@ class _Spread:
     """One transfer."""
 
     def __init__(
-        self,
-        targets: Sequence[NodeClient],
-        rates: Mapping[Link, float],
-        progress: OnSpread | None,
+        self, targets: Sequence[NodeClient], rates: Mapping[Link, float], progress: OnSpread | None
     ) -> None:
         self.chunks: chunk_readers.ChunkReader | None = None
         self._targets = targets
@@ -153,9 +150,7 @@ class _Spread:
             raise self._report.problems.pop(name)
         self._giver = members[name]
         ready = await self._begin(
-            self._giver,
-            members,
-            spread.SpreadJob(root=giver.root, credential=self._credential),
+            self._giver, members, spread.SpreadJob(root=giver.root, credential=self._credential)
         )
         self.chunks = chunk_readers.NodeChunks(self._giver)
         if ready.port:
@@ -188,10 +183,7 @@ class _Spread:
         return ready
 
     async def _start(
-        self,
-        member: Member,
-        members: Mapping[str, Member],
-        files: tuple[ChunkedFile, ...],
+        self, member: Member, members: Mapping[str, Member], files: tuple[ChunkedFile, ...]
     ) -> None:
         try:
             ready = await self._begin(

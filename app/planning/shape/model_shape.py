@@ -209,12 +209,7 @@ class ModelShape:
         ]
 
     def count_adapter(
-        self,
-        rank: int,
-        targets: str | tuple[str, ...],
-        *,
-        dora: bool = False,
-        experts: int = 0,
+        self, rank: int, targets: str | tuple[str, ...], *, dora: bool = False, experts: int = 0
     ) -> int:
         """Return the parameters of a LoRA adapter.
 

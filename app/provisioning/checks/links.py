@@ -168,11 +168,7 @@ async def _probe(
 
 
 def judge_link(
-    group: CheckedGroup,
-    node: str,
-    peer: str,
-    probe: LinkProbe,
-    small: LinkProbe | None = None,
+    group: CheckedGroup, node: str, peer: str, probe: LinkProbe, small: LinkProbe | None = None
 ) -> CheckRow:
     """Judge a link; a node's link to itself is never slow.
 

@@ -167,9 +167,7 @@ def find_culprits(names: Sequence[str], outcomes: Mapping[str, ReduceOutcome]) -
     return wrong or {name for name in names if name not in outcomes} or set(names)
 
 
-async def _run_probes(
-    probes: Mapping[NodeClient, AllReduceProbe],
-) -> dict[str, ReduceOutcome]:
+async def _run_probes(probes: Mapping[NodeClient, AllReduceProbe]) -> dict[str, ReduceOutcome]:
     """Start all ranks at once; after the first failure, give the others only `_GRACE_S`."""
     outcomes: dict[str, ReduceOutcome] = {}
 

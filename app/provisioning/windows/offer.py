@@ -13,13 +13,7 @@ from pathlib import Path
 
 from app.errors import UserError
 from app.nodes.endpoints import is_loopback
-from app.nodes.node import (
-    LocalAddress,
-    Node,
-    SshAddress,
-    WslAddress,
-    check_node_name,
-)
+from app.nodes.node import LocalAddress, Node, SshAddress, WslAddress, check_node_name
 from app.nodes.own_address import ANYWHERE, own_address_toward
 from app.provisioning.windows.facts import DEFAULT_SSH_PORT, Start, WindowsWanted
 from app.provisioning.windows.plan import Step, steps_for

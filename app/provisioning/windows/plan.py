@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from app.provisioning.windows.facts import (
-    FirewallRule,
-    StartTask,
-    WindowsFacts,
-    WindowsWanted,
-)
+from app.provisioning.windows.facts import FirewallRule, StartTask, WindowsFacts, WindowsWanted
 from app.provisioning.windows.wslconfig import WslSetting, merge
 
 MIRRORED_BUILD = 22621
@@ -136,10 +131,7 @@ def steps_for(wanted: WindowsWanted) -> tuple[Step, ...]:
 def settings_for(wanted: WindowsWanted, windows_build: int) -> tuple[WslSetting, ...]:
     """Return the keys that `.wslconfig` should have on this build of Windows."""
     mirrored = WslSetting(
-        section="wsl2",
-        key="networkingMode",
-        value="mirrored",
-        older_sections=("experimental",),
+        section="wsl2", key="networkingMode", value="mirrored", older_sections=("experimental",)
     )
     loopback = WslSetting(section="experimental", key="hostAddressLoopback", value="true")
     memory = WslSetting(section="wsl2", key="memory", value=f"{wanted.memory_gib}GB")

@@ -116,10 +116,7 @@ async def _download_here(services: Services, model: str, report: OnMessage) -> N
     """
     job = to_wire(hub.FetchSnapshot(model=model))
     ended = await run_program(
-        "agents.trainer.data.hub_fetch",
-        job,
-        services.paths.home,
-        _naming("this PC", report),
+        "agents.trainer.data.hub_fetch", job, services.paths.home, _naming("this PC", report)
     )
     if ended.code == 0:
         return
@@ -159,11 +156,7 @@ def _place(model: str, snapshot: HubSnapshot) -> hub.SnapshotPlace:
 
 
 async def _send_own(
-    services: Services,
-    lacking: Sequence[str],
-    model: str,
-    snapshot: HubSnapshot,
-    report: OnMessage,
+    services: Services, lacking: Sequence[str], model: str, snapshot: HubSnapshot, report: OnMessage
 ) -> hub.SnapshotPlace:
     """Send the snapshot in this PC's cache; return its folder on the nodes."""
     root = find_snapshot(model, os.environ)

@@ -78,10 +78,7 @@ async def sync_part(
 
 
 async def sync_parts(
-    pool: NodePool,
-    mirrors: dict[str, Mirror],
-    run_id: str,
-    attempt: int,
+    pool: NodePool, mirrors: dict[str, Mirror], run_id: str, attempt: int
 ) -> dict[str, RacklessError]:
     """Fetch from all nodes at once; return the errors by node."""
     names = tuple(mirrors)

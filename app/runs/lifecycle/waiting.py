@@ -21,10 +21,7 @@ T = TypeVar("T")
 
 
 async def wait_for_journal(
-    services: Services,
-    run: RunRecord,
-    find: Callable[[AttemptHistory], T | None],
-    timeout_s: float,
+    services: Services, run: RunRecord, find: Callable[[AttemptHistory], T | None], timeout_s: float
 ) -> T | None:
     """Return the first result of `find` on the attempt's journals that is not None.
 

@@ -97,11 +97,7 @@ class FleetPool:
         await fetch(self._fleet.client(name), path, target, expected=expected)
 
     async def copy(
-        self,
-        source: str,
-        targets: Sequence[str],
-        path: str,
-        progress: OnTransfers | None = None,
+        self, source: str, targets: Sequence[str], path: str, progress: OnTransfers | None = None
     ) -> tuple[str, ...]:
         from app.nodes.files.transfer import copy
 

@@ -90,11 +90,7 @@ class NodePool(Protocol):
         ...
 
     async def copy(
-        self,
-        source: str,
-        targets: Sequence[str],
-        path: str,
-        progress: OnTransfers | None = None,
+        self, source: str, targets: Sequence[str], path: str, progress: OnTransfers | None = None
     ) -> tuple[str, ...]:
         """Copy a folder below the agent's home from one node to others, verified by hash.
 

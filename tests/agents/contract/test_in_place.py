@@ -20,11 +20,7 @@ async def test_an_agent_answers_each_query_and_keeps_no_copy(tmp_path: Path) -> 
     def ask(share: Share | None, sha256: str = sha256) -> PlaceQuery:
         entry = FileEntry(path="rows.jsonl", size_bytes=len(data), sha256=sha256)
         return PlaceQuery(
-            is_model=False,
-            paths=(str(tmp_path),),
-            share=share,
-            files=(entry,),
-            member="rows.jsonl",
+            is_model=False, paths=(str(tmp_path),), share=share, files=(entry,), member="rows.jsonl"
         )
 
     nas = Share(kind="nfs", server="nas", path="/rows")

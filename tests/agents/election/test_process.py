@@ -143,10 +143,7 @@ def is_answered(place: tuple[str, int]) -> bool:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with (
-            socket.create_connection(place, 5) as plain,
-            context.wrap_socket(plain) as channel,
-        ):
+        with socket.create_connection(place, 5) as plain, context.wrap_socket(plain) as channel:
             channel.sendall(b'{"kind": "state"}\n')
             return bool(channel.recv(100))
     except OSError:

@@ -308,11 +308,7 @@ def test_send_follows_no_symlink(home: Home) -> None:
 
 
 def test_command_prints_one_line_and_an_exit_code(home: Home) -> None:
-    environ = {
-        **os.environ,
-        "RACKLESS_AGENT_HOME": str(home.path),
-        "PYTHONPATH": str(REPOSITORY),
-    }
+    environ = {**os.environ, "RACKLESS_AGENT_HOME": str(home.path), "PYTHONPATH": str(REPOSITORY)}
 
     def run(*arguments: str, data: bytes = b"") -> tuple[int, bytes]:
         command = [sys.executable, "-m", "agents", *arguments]

@@ -193,10 +193,7 @@ def say_places(lines: Sequence[str]) -> list[dict[str, str]]:
 
 @needs_mount
 def test_a_server_that_stands_still_is_answered_for(
-    home: Home,
-    model: Path,
-    share: FakeShare,
-    capsys: pytest.CaptureFixture[str],
+    home: Home, model: Path, share: FakeShare, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = share.place / "tiny"
     queries = PlaceQueries(queries=(ask(model), ask(there)))
@@ -204,10 +201,7 @@ def test_a_server_that_stands_still_is_answered_for(
     job.write_text(json.dumps(to_wire(queries)))
     done = run_agent(home, "shared", str(job))
     assert done.returncode == 0, done.stderr
-    assert [one["path"] for one in say_places(done.stdout.splitlines())] == [
-        str(model),
-        str(there),
-    ]
+    assert [one["path"] for one in say_places(done.stdout.splitlines())] == [str(model), str(there)]
     assert run_agent(home, "probe", str(there)).returncode == 0
     share.freeze()
     begun_s = time.monotonic()

@@ -19,13 +19,7 @@ from agents.contract.run_layout import INTERRUPT_FILE
 from agents.contract.spec import CheckpointSpec
 from tests.agents.trainer.rank.test_loss_on_gpus import SOCKETS
 from tests.agents.trainer.ranks import Run, wait_until
-from tests.agents.trainer.test_regrouping import (
-    NODES,
-    decide,
-    shared,
-    wait_for_survivors,
-    write,
-)
+from tests.agents.trainer.test_regrouping import NODES, decide, shared, wait_for_survivors, write
 from tests.agents.trainer.test_two_gpus import make_run, require_gpus, start, train
 
 pytestmark = pytest.mark.gpu

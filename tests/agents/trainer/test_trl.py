@@ -62,11 +62,7 @@ def same_start(spec, model_path: Path) -> Any:
     device = torch.device("cpu")
     tokenizer, plain = load_tokenizer(model_path)
     ours = build_trained_model(
-        spec,
-        load_model(spec, model_path, device),
-        tokenizer,
-        plain_template=plain,
-        device=device,
+        spec, load_model(spec, model_path, device), tokenizer, plain_template=plain, device=device
     )
     base = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     config = LoraConfig(

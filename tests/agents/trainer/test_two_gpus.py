@@ -48,10 +48,7 @@ def make_run(home: Path, num_ranks: int, **changes) -> Run:
 
 
 def start(
-    run: Run,
-    device: str = "cuda",
-    environs: Sequence[dict[str, str]] | None = None,
-    **changes,
+    run: Run, device: str = "cuda", environs: Sequence[dict[str, str]] | None = None, **changes
 ) -> list[subprocess.Popen[bytes]]:
     """Start the next attempt in processes of its own, one for each device.
 

@@ -69,10 +69,7 @@ def test_a_wrong_option_is_named(key: Path) -> None:
 
 
 def test_the_command_saves_it_for_a_pc_that_is_no_node_yet(
-    key: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RACKLESS_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

@@ -26,7 +26,7 @@ def test_every_model_of_a_run_is_offered_and_three_stand_side_by_side():
         *("GGUF Q8_0, version 2", "GGUF Q4_K_M, version 2"),
     ]
     assert [one.label for one in choose_columns(choices, None)] == [
-        *("Base, before training", "Step 400", "GGUF Q8_0, version 2"),
+        *("Base, before training", "Step 400", "GGUF Q8_0, version 2")
     ]
     wanted = Subject(what=RUN.run_id, checkpoint=320)
     assert choose_columns(choices, wanted)[1].label == "Step 320"

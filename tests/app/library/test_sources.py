@@ -140,11 +140,7 @@ def test_good_data_is_found_and_sent(tmp_path: Path, hashes: HashStore, name: st
 
 
 BAD = [
-    (
-        "a.jsonl",
-        '{"a": 1}\n' + '{"a": \n' * 11,
-        "line 2: not valid JSON: Expecting value",
-    ),
+    ("a.jsonl", '{"a": 1}\n' + '{"a": \n' * 11, "line 2: not valid JSON: Expecting value"),
     ("a.jsonl", '{"a": 1}\n' + "3\n" * 11, "line 2: a row is not an object"),
     ("a.jsonl", "", "is empty"),
     ("a.jsonl", "\n\n", "is empty"),

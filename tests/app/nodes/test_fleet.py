@@ -11,13 +11,7 @@ from pathlib import Path
 import pytest
 
 from agents.contract.requests.connection import Ping
-from app.errors import (
-    HostKeyUnknown,
-    LoginRefused,
-    NodeNotReady,
-    NodeUnreachable,
-    UserError,
-)
+from app.errors import HostKeyUnknown, LoginRefused, NodeNotReady, NodeUnreachable, UserError
 from app.events import NodeRemoved
 from app.nodes import archive
 from app.nodes import fleet as fleet_module

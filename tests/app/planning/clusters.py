@@ -46,10 +46,7 @@ def ask(
 ) -> PlanRequest:
     """Return a question: r=16 on q, k, v and o, 1,000 full rows of 2,048 tokens."""
     spec = RunSpec(
-        model="m",
-        data=DataSpec(train="d"),
-        adapter=AdapterSpec(kind=kind, targets=QKVO),
-        **changes,
+        model="m", data=DataSpec(train="d"), adapter=AdapterSpec(kind=kind, targets=QKVO), **changes
     )
     data = DataSize(
         num_rows=1000, mean_tokens=spec.sequence_tokens, longest_tokens=spec.sequence_tokens

@@ -74,9 +74,7 @@ def other(found: Plan, mode: str) -> Candidate:
 def memory(num_recomputed: int) -> MemoryForecast:
     """Return what Llama-2-7B takes with one sequence of 2,048 tokens."""
     spec = RunSpec(
-        model="m",
-        data=DataSpec(train="t"),
-        adapter=AdapterSpec(kind="qlora", targets=ATTENTION),
+        model="m", data=DataSpec(train="t"), adapter=AdapterSpec(kind="qlora", targets=ATTENTION)
     )
     return estimate_memory(
         llama("7b"),

@@ -134,9 +134,7 @@ def test_a_layer_holds_its_rows_and_the_dequantized_experts():
         (
             {**QWEN, "model_type": "jetmoe", "num_hidden_layers": 2, "intermediate_size": 768},
             {"experts": True},
-            [
-                "Experts (128 in each of 2 layers) get no adapter and stay in 16 bits: 2.2 GiB",
-            ],
+            ["Experts (128 in each of 2 layers) get no adapter and stay in 16 bits: 2.2 GiB"],
         ),
     ],
 )

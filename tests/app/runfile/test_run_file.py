@@ -143,10 +143,7 @@ def test_lists_become_tuples() -> None:
             f"{RIGHT}shares: [1, 0]\n",
             "run.yaml, line 3: shares is (1.0, 0.0); every share must be above 0",
         ),
-        (
-            f"{RIGHT}shares: [1, x]\n",
-            'run.yaml, line 3: shares[1] is "x"; it must be a number',
-        ),
+        (f"{RIGHT}shares: [1, x]\n", 'run.yaml, line 3: shares[1] is "x"; it must be a number'),
         (
             f"{RIGHT}checkpoint:\n  every_steps: 5\n  keep: 0\n",
             "run.yaml, line 5: checkpoint.keep is 0; it must be at least 1",
@@ -217,10 +214,7 @@ def test_lists_become_tuples() -> None:
             "run.yaml, line 4: data.format is preference; with objective sft it must be auto, "
             "chat, alpaca or text, or set objective: dpo",
         ),
-        (
-            "model: m\ndata: {train: a, train: b}\n",
-            "run.yaml, line 2: data.train is given twice",
-        ),
+        ("model: m\ndata: {train: a, train: b}\n", "run.yaml, line 2: data.train is given twice"),
     ],
 )
 def test_each_mistake_is_told(text: str, expected: str) -> None:
@@ -365,10 +359,7 @@ specs = st.builds(
     data=st.builds(DataSpec, train=words, eval=st.none() | words),
     name=words,
     adapter=st.builds(
-        AdapterSpec,
-        rank=st.integers(1, 512),
-        alpha=positive,
-        targets=patterns | names,
+        AdapterSpec, rank=st.integers(1, 512), alpha=positive, targets=patterns | names
     ),
     epochs=positive,
     learning_rate=st.floats(1e-12, 1.0),

@@ -82,10 +82,7 @@ def test_the_masters_own_pc_uses_its_address_in_the_network_of_the_others() -> N
     own = interfaces(lo="127.0.0.1", docker0="172.17.0.1", wlan0="192.168.7.5", eth1="10.0.0.9")
     for address in (None, "127.0.0.1"):
         found = choose_endpoints(
-            {
-                "me": make_facts(address=address, interfaces=own),
-                "b": make_facts(address="10.0.0.3"),
-            }
+            {"me": make_facts(address=address, interfaces=own), "b": make_facts(address="10.0.0.3")}
         )
         assert (found["me"].address, found["me"].interface) == ("10.0.0.9", "eth1")
 

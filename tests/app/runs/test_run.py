@@ -10,15 +10,7 @@ import pytest
 
 from agents.contract.run import AttemptState, AttemptStatus, RankStatus
 from app.events import ACTIVE_STATES, RESUMABLE_STATES, RunState
-from app.runs.run import (
-    MOVES,
-    REGROUP_IDLE_S,
-    REGROUP_S,
-    RunPart,
-    Situation,
-    judge,
-    may_move,
-)
+from app.runs.run import MOVES, REGROUP_IDLE_S, REGROUP_S, RunPart, Situation, judge, may_move
 
 ALL_STATES: tuple[RunState, ...] = get_args(RunState)
 PART_STATES: tuple[AttemptState, ...] = get_args(AttemptState)

@@ -31,8 +31,7 @@ def test_a_growing_series_keeps_every_point_over_many_enlargements():
 
 
 @given(
-    hnp.arrays(np.float64, st.integers(1, 400), elements=st.floats(-1e9, 1e9)),
-    st.integers(1, 40),
+    hnp.arrays(np.float64, st.integers(1, 400), elements=st.floats(-1e9, 1e9)), st.integers(1, 40)
 )
 def test_downsampling_keeps_the_extremes_and_invents_nothing(y, num_buckets):
     x = np.arange(len(y), dtype=np.float64)

@@ -63,20 +63,7 @@ def test_a_hot_device_is_told_once_in_a_while():
     assert notice.title == "RTX 3090 in beta is hot: 88 \u00b0C"
     assert notice.node == "beta"
     assert notices.take_devices([device(HOT)], NOW_S + 5) == ()
-    assert (
-        len(
-            notices.take_devices(
-                [
-                    device(
-                        HOT,
-                    ),
-                    device(HOT, node="gamma"),
-                ],
-                NOW_S + 9,
-            )
-        )
-        == 1
-    )
+    assert len(notices.take_devices([device(HOT), device(HOT, node="gamma")], NOW_S + 9)) == 1
     assert len(notices.take_devices([device(HOT)], NOW_S + REPEAT_S)) == 1
 
 

@@ -5,13 +5,7 @@ import pytest
 from agents.contract.node import GpuFacts, GpuSample, GpuUse, NodeFacts, Sample
 from agents.contract.spec import DataSpec, RunSpec
 from app.events import NodeSnapshot, RankProgress, RunSnapshot
-from app.telemetry.alerts import (
-    check_disk,
-    check_heat,
-    check_memory,
-    check_run,
-    check_throttle,
-)
+from app.telemetry.alerts import check_disk, check_heat, check_memory, check_run, check_throttle
 from app.telemetry.notices import Notices
 from app.telemetry.state import describe_device, describe_node, describe_run
 from app.telemetry.stream import MEMORY, TOKENS, DeviceKey, Telemetry

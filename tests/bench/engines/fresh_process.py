@@ -95,12 +95,7 @@ def run_ahead(processes: Iterable[Callable[[], T]]) -> Iterator[T]:
 
 
 def _call(
-    writer: Any,
-    told: Any,
-    log: str,
-    warm: Sequence[str],
-    function: Callable[..., None],
-    args: Any,
+    writer: Any, told: Any, log: str, warm: Sequence[str], function: Callable[..., None], args: Any
 ) -> None:
     """Be the process: a folder of its own takes what libraries write beside them."""
     redirect_output(Path(log))

@@ -74,10 +74,7 @@ def forecast_run(
     )
     found = Calibration(card="NVIDIA H200", **table["calibration"]) if calibrated else None
     gpu = PlannedGpu(
-        name="NVIDIA H200",
-        reserved_bytes=_RESERVED_BYTES,
-        capability=(9, 0),
-        calibration=found,
+        name="NVIDIA H200", reserved_bytes=_RESERVED_BYTES, capability=(9, 0), calibration=found
     )
     node = PlannedNode(name="node", gpus=(gpu,), ram_bytes=128 * GIB, system="linux")
     data = DataSize(num_rows=1000, mean_tokens=row["mean"], longest_tokens=row["longest"])

@@ -125,9 +125,7 @@ def make_spec(row: dict[str, Any]) -> RunSpec:
 def read_setting(row: dict[str, Any]) -> MemorySetting:
     """Return the setting of a row."""
     return MemorySetting(
-        micro_tokens=row["tokens"],
-        num_recomputed=row["num_recomputed"],
-        num_moved=row["num_moved"],
+        micro_tokens=row["tokens"], num_recomputed=row["num_recomputed"], num_moved=row["num_moved"]
     )
 
 

@@ -220,11 +220,7 @@ class KeeperFlaps(Fault):
         named = (("rank {rank}", "node {node}", "sigkill"),)
         flaps_s = sum(self._lives_s) + 10.0
         return Expectation(
-            named=named,
-            within_s=flaps_s,
-            recovery="recovered",
-            back_s=flaps_s + 20.0,
-            alarms=True,
+            named=named, within_s=flaps_s, recovery="recovered", back_s=flaps_s + 20.0, alarms=True
         )
 
     def do(self, case: Case) -> None:

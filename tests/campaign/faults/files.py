@@ -58,10 +58,7 @@ class ReadOnly(Fault):
     @property
     def expectation(self) -> Expectation:
         return Expectation(
-            named=(("{node}", "read-only"),),
-            within_s=6.0,
-            recovery="untouched",
-            alarms=True,
+            named=(("{node}", "read-only"),), within_s=6.0, recovery="untouched", alarms=True
         )
 
     def do(self, case: Case) -> None:
@@ -171,12 +168,4 @@ class OlderStore(Fault):
         case.site.keeper.start()
 
 
-KINDS = (
-    JournalCut,
-    ReadOnly,
-    NoCheckpoints,
-    NoCheckpointsAllDie,
-    NoRunFolder,
-    NoKey,
-    OlderStore,
-)
+KINDS = (JournalCut, ReadOnly, NoCheckpoints, NoCheckpointsAllDie, NoRunFolder, NoKey, OlderStore)

@@ -37,12 +37,7 @@ class RankKillLoading(Fault):
     def expectation(self) -> Expectation:
         # There is no phase to name before the first heartbeat.
         named = (("rank {rank}", "{node}", "sigkill"), ("rank {rank}", "{node}", "killed by"))
-        return Expectation(
-            named=named,
-            within_s=1.0,
-            recovery="recovered",
-            alarms=True,
-        )
+        return Expectation(named=named, within_s=1.0, recovery="recovered", alarms=True)
 
     def do(self, case: Case) -> None:
         time.sleep(self._after_s)

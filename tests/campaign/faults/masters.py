@@ -210,12 +210,4 @@ class BusyPorts(Fault):
         case.site.cluster.run(case.node, "sysctl", "-qw", name)
 
 
-KINDS = (
-    MasterKill,
-    MasterAndRank,
-    MasterPause,
-    TwoMasters,
-    TwoStarts,
-    HostKey,
-    BusyPorts,
-)
+KINDS = (MasterKill, MasterAndRank, MasterPause, TwoMasters, TwoStarts, HostKey, BusyPorts)

@@ -81,11 +81,7 @@ class TwoLosses(Fault):
     def expectation(self) -> Expectation:
         named = (("rank {rank}", "{node}", "sigkill"), ("rank {rank}", "{node}", "killed by"))
         return Expectation(
-            named=named,
-            within_s=2.0,
-            recovery="recovered",
-            back_s=self.lasts_s + 25.0,
-            alarms=True,
+            named=named, within_s=2.0, recovery="recovered", back_s=self.lasts_s + 25.0, alarms=True
         )
 
     def do(self, case: Case) -> None:

@@ -189,7 +189,7 @@ def test_answers_are_kept_though_the_last_model_cannot_be_loaded(busy, dialog, m
     ask_all(busy, dialog)
     busy.wait_for(lambda: bool(busy.core.chats.past))
     assert [model.title for model in busy.core.chats.past[0].models] == [
-        *("support-chat, base, on alpha", "support-chat, Q8_0, on alpha"),
+        *("support-chat, base, on alpha", "support-chat, Q8_0, on alpha")
     ]
 
 

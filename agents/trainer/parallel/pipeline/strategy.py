@@ -30,11 +30,7 @@ from agents.trainer.model.experts import list_adapted
 from agents.trainer.model.layer_holdings import LayerHoldings, ModelOutline
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.model.stage_ends import StageEnds
-from agents.trainer.model.stage_opening import (
-    TrainedPlace,
-    open_stage,
-    place_trained,
-)
+from agents.trainer.model.stage_opening import TrainedPlace, open_stage, place_trained
 from agents.trainer.optim.flat_parameters import FlatParameters, Layout, compute_norm
 from agents.trainer.optim.optimizer import clip_and_step, make_optimizer
 from agents.trainer.optim.optimizer_reserve import Reserve

@@ -345,8 +345,7 @@ def test_only_awq_has_a_second_engine():
 
 
 @pytest.mark.parametrize(
-    ("method", "types"),
-    [("awq", ()), pytest.param("gptq", ("4-bit",), marks=pytest.mark.campaign)],
+    ("method", "types"), [("awq", ()), pytest.param("gptq", ("4-bit",), marks=pytest.mark.campaign)]
 )
 def test_a_killed_job_goes_on_behind_its_last_layer(learned, beside, made, tmp_path, method, types):
     """Of GPTQ by hand: pytest -m campaign tests/agents/quantizers/formats/test_calibrated.py."""

@@ -21,12 +21,7 @@ from agents.quantizers.job.job import JobProgress
 from agents.quantizers.merge import write_model
 from agents.quantizers.merging import output_files, updates
 from agents.trainer.checkpoint.sharded_files import write_shards
-from agents.trainer.checkpoint.state import (
-    ADAPTER_CONFIG,
-    ADAPTER_FILE,
-    FULL_STEM,
-    adapter_config,
-)
+from agents.trainer.checkpoint.state import ADAPTER_CONFIG, ADAPTER_FILE, FULL_STEM, adapter_config
 from agents.trainer.model.experts import names_as_they_are
 from agents.trainer.model.model import build_trained_model
 from tests.agents.quantizers.own_memory import OwnMemory

@@ -7,11 +7,7 @@ import shutil
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import (
-    GatedRepoError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from agents.contract.spec import DataSpec, RunSpec

@@ -237,12 +237,7 @@ def test_a_broken_line_is_left_out_and_named_with_its_reason(tmp_path, line, rea
 
 @pytest.mark.parametrize(
     ("num_rows", "num_broken", "fine"),
-    [
-        (20, 10, True),
-        (20, 11, False),
-        (1000, 50, True),
-        (1000, 51, False),
-    ],
+    [(20, 10, True), (20, 11, False), (1000, 50, True), (1000, 51, False)],
 )
 def test_too_many_broken_rows_are_refused(tmp_path, num_rows, num_broken, fine):
     lines = ['{"text": "one"}'] * (num_rows - num_broken) + ["{"] * num_broken

@@ -73,11 +73,7 @@ def test_experts_are_quantized_by_gptqmodel_and_not_in_nf4():
 
 @pytest.mark.parametrize(
     ("config", "method", "types", "size"),
-    [
-        (ODD, "nf4", (), 1190256),
-        (SMALL, "awq", (), 1425640),
-        (SMALL, "gptq", ("4-bit",), 1452296),
-    ],
+    [(ODD, "nf4", (), 1190256), (SMALL, "awq", (), 1425640), (SMALL, "gptq", ("4-bit",), 1452296)],
 )
 def test_folders_are_as_large_as_foretold(config, method, types, size):
     (found,) = forecast_artifact(read_shape(config), method, types).files

@@ -131,10 +131,7 @@ def test_where_systemd_serves_no_users_nothing_is_left_and_one_message_says_so(
 
 
 def test_a_home_without_nodes_and_a_second_home_are_refused(
-    home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["watch", "--install"]) == 1
     assert "no nodes yet" in capsys.readouterr().err

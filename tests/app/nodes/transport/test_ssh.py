@@ -13,13 +13,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from app.errors import (
-    HostKeyChanged,
-    HostKeyUnknown,
-    LoginRefused,
-    NodeUnreachable,
-    UserError,
-)
+from app.errors import HostKeyChanged, HostKeyUnknown, LoginRefused, NodeUnreachable, UserError
 from app.nodes.node import SshAddress
 from app.nodes.transport import ssh_login
 from app.nodes.transport.connection import Connection, connect

@@ -243,10 +243,7 @@ def test_unlike_cards_get_groups_of_equal_speed() -> None:
     case = open_case(ask(make_pcs("RTX 5070 Ti", "RTX 3070 Ti", "RTX 3070 Ti"), "13B"))
     groups = divide_workers(case.workers, 2)
 
-    assert [[worker.node.name for worker in group] for group in groups] == [
-        ["pc1"],
-        ["pc2", "pc3"],
-    ]
+    assert [[worker.node.name for worker in group] for group in groups] == [["pc1"], ["pc2", "pc3"]]
 
 
 # ---------------------------------------------------------------- what does not fit

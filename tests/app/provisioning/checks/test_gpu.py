@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 from agents.contract.environments import EnvironmentTrial
-from agents.contract.node import (
-    AllReduceResult,
-    EnvironmentReport,
-    GpuFacts,
-    GpuUse,
-    TorchFacts,
-)
+from agents.contract.node import AllReduceResult, EnvironmentReport, GpuFacts, GpuUse, TorchFacts
 from app.provisioning.checks.gpu import judge_driver
 from app.provisioning.checks.reduce import can_use_nccl, judge_nccl
 from app.provisioning.checks.torch import judge_torch

@@ -20,8 +20,7 @@ from tests.fakes.checked import CARD, FACTS, checked, group_of, network_with
 def pair_of(**changes: Any) -> CheckedGroup:
     """Two nodes; the device of the first one has other values."""
     return group_of(
-        checked(network_with(replace(CARD, **changes))),
-        checked(name="b", address="10.0.0.2"),
+        checked(network_with(replace(CARD, **changes))), checked(name="b", address="10.0.0.2")
     )
 
 

@@ -78,9 +78,7 @@ def test_a_pc_without_ipv4_needs_none_for_its_name() -> None:
 )
 def test_memory(total: int | None, free: int | None, status: str) -> None:
     facts = replace(
-        FACTS,
-        memory_bytes=total and total << 30,
-        memory_available_bytes=free and free << 30,
+        FACTS, memory_bytes=total and total << 30, memory_available_bytes=free and free << 30
     )
     (row,) = system.judge_memory(checked(facts=facts))
     assert row.status == status

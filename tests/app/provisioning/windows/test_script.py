@@ -227,7 +227,7 @@ def test_a_no_changes_nothing_and_a_dry_run_asks_nothing(pc: FakeWindows) -> Non
     assert code == 0
     changes = json.loads(output[0])["changes"]
     assert [one["id"] for one in changes] == [
-        *("wslconfig", "sshd", "firewall", "keep-running", "sleep", "ssh-agent"),
+        *("wslconfig", "sshd", "firewall", "keep-running", "sleep", "ssh-agent")
     ]
     assert changes[4]["before"] == "sleeps after 1800 s, hibernates after 10800 s"
     assert not pc.wslconfig.exists()

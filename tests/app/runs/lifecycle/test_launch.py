@@ -330,8 +330,7 @@ def test_what_is_not_there_yet_is_refused_at_once(services: Services, spec: RunS
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"objective": "dpo"}, {"optimizer": "paged_adamw_8bit"}, {"precision": "fp16"}],
+    "change", [{"objective": "dpo"}, {"optimizer": "paged_adamw_8bit"}, {"precision": "fp16"}]
 )
 def test_every_method_of_the_trainer_may_be_asked_for(
     spec: RunSpec, change: dict[str, object]

@@ -536,10 +536,7 @@ def test_chosen_step_voids_what_came_after(
 
 
 def test_chosen_step_voids_nothing_when_the_resume_fails_before_its_launch(
-    services: Services,
-    cluster: FakeCluster,
-    interrupted: str,
-    monkeypatch: pytest.MonkeyPatch,
+    services: Services, cluster: FakeCluster, interrupted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster["gamma"].reachable = True
     push = cluster.push

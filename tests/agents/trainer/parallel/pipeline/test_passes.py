@@ -48,8 +48,7 @@ def make_passes(tiny_model, monkeypatch):
         flat = FlatParameters(model.named_parameters(), CPU)
         flat.values.add_(0.01)
         layers = LayerStack(
-            model,
-            make_offloader=lambda: Offloader(CPU, [], host_bytes, holds_several=True),
+            model, make_offloader=lambda: Offloader(CPU, [], host_bytes, holds_several=True)
         )
         layers.set(LayerPlan(num_recomputed=2))
         told = []
