@@ -1,13 +1,13 @@
-"""The demo: the whole main job on this PC alone, as a story with steps, without any window.
+"""The demo: the whole workflow on this PC alone, as a story with steps, without a window.
 
 Three nodes on loopback, each behind its own SSH server with its own host key and home folder, are
-added, checked and train one small model together; one of them loses its power in the middle; the
-run goes on with the others by itself, and with all of them once the lost one is back; the result is
-exported and answers a question. Every step is verified: the story ends well only if each of them
-happened and the loss fell.
+added, checked and train one small model together. One of them loses its power in the middle; the
+run continues on the others, and on all nodes once the lost one is back. The result is exported and
+answers a question. Every step is verified: the demo succeeds only if each of them happened and the
+loss fell.
 
-The caller (terminal or window) calls `prepare`, opens a core on `master_home`, calls `tell`, and
-finally `close`. The nodes stay up until the core is closed, so that a person can explore them.
+The caller (terminal or window) calls `prepare`, opens a core on `master_home`, calls `run`, and
+finally `close`. The nodes stay up until the core is closed, so that the user can explore them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ QUESTION = "Who founded Brenford?"
 CUT_AT_SHARE = 0.4
 """Share of the steps after which a node loses power."""
 STEP_TIMEOUT_S = 300.0
-# Phases of a run before its first step; None until a rank has reported one.
 StepState = Literal["todo", "now", "done", "failed"]
 
 
@@ -59,7 +58,7 @@ class Story:
     steps: tuple[tuple[str, StepState], ...]
     note: str = ""
     counts_steps: bool = False
-    """Whether `note` repeats the run's step and loss, which a progress bar shows as well."""
+    """True if `note` repeats the run's step and loss, which a progress bar shows as well."""
     run: RunSnapshot | None = None
     """Newest snapshot of the run; None: not started yet."""
 
@@ -139,7 +138,7 @@ class Demo:
         """End every process of every node of the demo. Blocks for a moment."""
         self._site.close()
 
-    async def tell(self, core: Core, report: Report) -> DemoOutcome:
+    async def run(self, core: Core, report: Report) -> DemoOutcome:
         """Run the demo from beginning to end.
 
         Raises:
@@ -150,7 +149,7 @@ class Demo:
         core.at_end.append(self._site.end)
         try:
             async with asyncio.timeout(STEP_TIMEOUT_S * 2) as self._limit:
-                return await self._tell(core)
+                return await self._run_steps(core)
         except TimeoutError as error:
             self._say("failed", "it timed out")
             raise UserError(
@@ -182,14 +181,14 @@ class Demo:
         try:
             return await core.do(SetUpNode(name=self._names[0]), sentences(self._note))
         except UnshippedLock as error:
-            # The demo asks nothing: who wants that build agrees at a node of their own.
+            # The demo asks no questions; a user who wants that build agrees to it on a node.
             hint = (
                 "Update the driver, or let this PC train as a node: rackless nodes add here --local"
             )
             error.reword(error.message, hint)
             raise
 
-    async def _tell(self, core: Core) -> DemoOutcome:
+    async def _run_steps(self, core: Core) -> DemoOutcome:
         self._next(f"{len(self._names)} SSH servers on loopback, each with its own home folder")
         await self._site.start()
         self._next("their fingerprints are compared and confirmed")
@@ -230,13 +229,13 @@ class Demo:
         try:
             await core.do(AddNode(name=name, address=address))
         except HostKeyUnknown as error:
-            # Compared with the key of our own server, as a person would compare it on that PC.
+            # Compared with the key of the demo's server, as a user compares it on that PC.
             if error.fingerprint != node.fingerprint:
                 raise UserError(f"{name} shows a host key that is not its own") from error
             await core.do(AddNode(name=name, address=address, accept_host_key=error.fingerprint))
             self._note(f"{name} is {address}, {error.fingerprint}")
             return
-        raise UserError(f"{name} was added although nobody had confirmed its host key")
+        raise UserError(f"{name} was added although its host key had not been confirmed")
 
     async def _check(self, core: Core) -> None:
         rows = await core.do(CheckNodes())
@@ -247,9 +246,9 @@ class Demo:
 
     async def _start(self, core: Core) -> str:
         with resources.as_file(resources.files("resources") / "demo" / "run.yaml") as path:
-            # The rest of the run is shorter than a restart, and the story is about the return.
             spec = await core.do(ReadRunFile(path=path))
-            # Ranks that go on in their processes would be done before a node can be back.
+            # `rejoin`: the rest of the run is shorter than a restart, so `auto` would not rejoin.
+            # `recovery`: ranks that continue in place would finish before the lost node is back.
             spec = replace(spec, nodes=self._names, rejoin="always", recovery="resume")
             plan = await core.do(PlanRun(spec=spec))
             if plan.chosen is not None:
@@ -275,12 +274,12 @@ class Demo:
         return lost
 
     async def _recover(self, core: Core, run_id: str, lost: LoopbackNode) -> None:
-        """Wait until the run goes on without the node; then switch that on again."""
+        """Wait until the run continues without the node; then switch that on again."""
         rest = self._names[:-1]
-        self._next(f"nobody has to do anything; the run keeps training on {show_list(rest)}")
+        self._next(f"the run keeps training by itself on {show_list(rest)}")
         run = await self._until(core, lambda run: run.attempt > 1)
         if run.nodes != rest:
-            raise UserError(f"the run went on with {show_list(run.nodes)}, not {show_list(rest)}")
+            raise UserError(f"the run continued on {show_list(run.nodes)}, not {show_list(rest)}")
         self._note(f"resumed on {show_list(rest)}; {lost.home.name} is switched on again")
         await self._site.restart(lost)
         await self._until(core, lambda run: run.attempt > 2)
@@ -355,7 +354,7 @@ class Demo:
             raise UserError(f"the trained model answers {after!r}, the same as before training")
         return before, after
 
-    # ------------------------------------------------------------ telling
+    # ------------------------------------------------------------ progress
 
     def _next(self, note: str) -> None:
         self._current += 1

@@ -96,5 +96,6 @@ def _close_all(home: Path) -> None:
         for name in (*folders, *names):
             path = Path(top, name)
             found = path.lstat()
+            # chmod follows links, so a link could change a file outside of the home.
             if found.st_mode & _OTHERS and not stat.S_ISLNK(found.st_mode):
                 path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)

@@ -273,8 +273,8 @@ def test_ranks_that_survive_a_node_go_on_in_their_processes(
     assert (ended["state"], ended["step"], ended["attempt"]) == ("done", NUM_STEPS, 1), texts
     assert read_pids(others, run_id) == survivors
     names = " and ".join(node.name for node in others)
-    (regrouped,) = [text for text in texts if "went on in their processes" in text]
-    assert regrouped.startswith(f"{lost.name} was lost; {names} went on"), texts
+    (regrouped,) = [text for text in texts if "continued in their processes" in text]
+    assert regrouped.startswith(f"{lost.name} was lost; {names} continued"), texts
     for rank, node in enumerate(others, start=1):
         journal = attempt_folder(node, run_id) / f"rank-{rank}.jsonl"
         assert steps_of(journal) == list(range(1, NUM_STEPS + 1)), "no step lost or done twice"

@@ -60,7 +60,7 @@ def read_artifact(folder: Path) -> Artifact:
         about = read_object(folder, PROOF_FILE)
         method, proofs = about["method"], about["proofs"]
         if method in EXPORTS and method != "merged":
-            names = [str(one["name"]).removeprefix(f"{method} ") for one in proofs]
+            names = [str(proof["name"]).removeprefix(f"{method} ") for proof in proofs]
             row = EXPORTS[method]
             types = [name for name in names if row.joins_types or name in row.types]
             return Artifact(folder=folder, method=method, types=tuple(types))

@@ -121,6 +121,7 @@ async def _copy_between(
         progress = say_transfers(tell, f"copying {artifact.label}")
         for note in await services.pool.copy(source.place, [node], source.path, progress):
             tell(note)
+    # Hashed at the destination, since the source's copy may have been damaged.
     if not _is_whole(artifact, (await agent.ask(HashArtifact(path=source.path))).files):
         if source.place != node:
             await agent.ask(DeleteArtifact(path=source.path))

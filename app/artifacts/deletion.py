@@ -75,6 +75,7 @@ async def delete_artifact(
         freed += freed_here
         left.extend([why] if why else [])
         deleted.extend([] if why else [copy.place])
+        # Even if its files are kept, the copy leaves the list, as the user asked.
         services.artifacts.forget_copy(artifact, copy)
     if place is None:
         services.artifacts.forget(artifact)

@@ -108,7 +108,9 @@ async def _ask_others(services: Services, node: str) -> Knowledge:
     names = services.pool.names()
     answers = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
     artifacts = services.artifacts.all()
-    places = {copy.place for one in artifacts for copy in one.copies if copy.kind == "node"}
+    places = {
+        copy.place for artifact in artifacts for copy in artifact.copies if copy.kind == "node"
+    }
     # A node that was removed from the list may still have its copies, but cannot be asked.
     silent = [name for name, answer in answers.items() if answer is None]
     return Knowledge(

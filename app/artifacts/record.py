@@ -62,7 +62,7 @@ def find_artifact(services: Services, label: str) -> ArtifactSnapshot:
     for one in services.artifacts.versions(name):
         if not version or str(one.version) == version:
             return one
-    known = {one.name for one in services.artifacts.all()}
+    known = {artifact.name for artifact in services.artifacts.all()}
     raise UserError(
         f"there is no artifact {label}",
         f"There are {show_list(sorted(known))}." if known else "Make one: rackless export RUN",
@@ -233,7 +233,7 @@ def _read_about(folder: Path) -> dict[str, Any]:
     except (WireError, KeyError):
         origin = None
     proofs = about.get("proofs", ())
-    runtimes = [str(one["runtime"]) for one in proofs if "runtime" in one]
+    runtimes = [str(proof["runtime"]) for proof in proofs if "runtime" in proof]
     return {
         "origin": origin,
         "verdicts": read_verdicts(folder),
@@ -290,7 +290,7 @@ def look_at_folders(
         artifact: artifact as stored.
         nodes: names of the nodes; copies on others are missing. None: trust all.
     """
-    copies = tuple(_look(artifact, one, nodes) for one in artifact.copies)
+    copies = tuple(_look(artifact, copy, nodes) for copy in artifact.copies)
     return replace(artifact, copies=copies)
 
 

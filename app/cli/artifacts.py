@@ -6,9 +6,17 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from app.artifact import (
+    ArtifactSnapshot,
+    describe_kind,
+    describe_places,
+    describe_verdicts,
+    tell_last,
+)
 from app.artifacts import RUNTIMES
+from app.artifacts.deletion import find_place
 from app.cli.kit.command import (
     Commands,
     CoreHandler,
@@ -18,22 +26,25 @@ from app.cli.kit.command import (
     with_core,
 )
 from app.cli.kit.output import Output, aligned, confirm
+from app.core.action import CoreApi
+from app.core.artifacts import (
+    AddArtifact,
+    CopyArtifact,
+    DeleteCopies,
+    GetArtifact,
+    ListArtifacts,
+    ListServeCommands,
+    PushArtifact,
+    VerifyArtifact,
+    WriteModelfile,
+)
 from app.errors import UsageError
 from app.presentation.result_text import describe_copy, describe_lineage, describe_verdict
 from app.text import show_bytes, show_list, show_moment
 
-if TYPE_CHECKING:
-    from app.artifact import ArtifactSnapshot
-    from app.core.action import CoreApi
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "artifacts",
-        "list artifacts, the results of exports, and work with them",
-        with_core(_list),
-    )
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=with_core(_list))
     _add_run_option(parser)
     verbs = parser.add_subparsers(title="what to do", metavar="VERB")
     _add_run_option(add_command(verbs, "list", "list all artifacts", with_core(_list)))
@@ -73,6 +84,7 @@ def _without_run(handler: CoreHandler) -> Handler:
     run = with_core(handler)
 
     def check(args: argparse.Namespace, out: Output) -> int:
+        # The attribute exists only if the option was given, see `add_shared_option`.
         if hasattr(args, "run"):
             raise UsageError(
                 "--run chooses the artifacts of a list, and this is no list",
@@ -92,8 +104,6 @@ def _named(
 
 
 async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.artifacts import ListArtifacts
-
     found = await core.do(ListArtifacts(run_id=getattr(args, "run", None)))
     out.document(found)
     now_s = time.time()
@@ -106,8 +116,6 @@ async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 def _row(artifact: ArtifactSnapshot, now_s: float) -> list[str]:
-    from app.artifact import describe_kind, describe_places, describe_verdicts
-
     return [
         artifact.label,
         describe_kind(artifact),
@@ -121,16 +129,12 @@ def _row(artifact: ArtifactSnapshot, now_s: float) -> list[str]:
 
 
 async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.artifacts import GetArtifact
-
-    tell_artifact(await core.do(GetArtifact(name=args.name)), out)
+    print_artifact(await core.do(GetArtifact(name=args.name)), out)
     return 0
 
 
-def tell_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
+def print_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
     """Print the details of one artifact."""
-    from app.artifact import describe_kind, describe_verdicts
-
     out.document(artifact)
     rows = [
         ["name", artifact.label],
@@ -149,42 +153,30 @@ def tell_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
 
 
 async def _add(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.artifacts import AddArtifact
-
-    tell_artifact(await core.do(AddArtifact(folder=args.folder, name=args.name)), out)
+    print_artifact(await core.do(AddArtifact(folder=args.folder, name=args.name)), out)
     return 0
 
 
 async def _copy(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.artifacts import CopyArtifact
-
-    tell_artifact(await core.do(CopyArtifact(name=args.name, to=args.to), out.report), out)
+    print_artifact(await core.do(CopyArtifact(name=args.name, to=args.to), out.report), out)
     return 0
 
 
 async def _push(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.artifacts import PushArtifact
-
     private = not args.public
     found = await core.do(PushArtifact(name=args.name, hub_id=args.to, private=private), out.report)
-    tell_artifact(found, out)
+    print_artifact(found, out)
     return 0
 
 
 async def _check(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.artifacts import VerifyArtifact
-
     found = await core.do(VerifyArtifact(name=args.name), out.report)
-    tell_artifact(found, out)
+    print_artifact(found, out)
     # A copy that could not be asked counts as a failure too: it was not checked.
     return 0 if all(one.state == "whole" for one in found.copies) else 1
 
 
 async def _delete(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.artifact import tell_last
-    from app.artifacts.deletion import find_place
-    from app.core.artifacts import DeleteCopies, GetArtifact
-
     artifact = await core.do(GetArtifact(name=args.name))
     warning = tell_last(artifact, find_place(artifact, args.copy))
     # Without a warning a copy is left, and `even_last` stays off: should that copy vanish
@@ -202,8 +194,6 @@ async def _delete(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _serve(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.artifacts import GetArtifact, ListServeCommands, WriteModelfile
-
     artifact = await core.do(GetArtifact(name=args.name))
     every = await core.do(ListServeCommands(name=args.name))
     found = [one for one in every if args.runtime in (None, one.runtime)]

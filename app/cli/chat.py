@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import math
 import signal
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from app.cli.kit.command import Commands, add_command, with_core
+from agents.contract.requests.chats import ChatAnswer, ChatMessage, ChatTurn
+from app.cli.kit.command import with_core
 from app.cli.kit.output import Output
+from app.conversation import Subject, describe_answer
+from app.core.action import CoreApi
+from app.core.chats import AnswerPiece, AskModel, OpenChat, StopAnswer, UnloadModel
 from app.errors import UsageError, UserError
-
-if TYPE_CHECKING:
-    from agents.contract.requests.chats import ChatAnswer, ChatMessage
-    from app.core.action import CoreApi
 
 _LEAVE = ("/quit", "/exit")
 _NEW = "/new"
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "chat", "chat with a trained model", with_core(_chat))
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=with_core(_chat))
     parser.add_argument(
         "what", metavar="ARTIFACT_OR_RUN", help="an artifact, the folder of an export, or a run"
     )
@@ -57,9 +57,6 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _chat(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.conversation import Subject
-    from app.core.chats import OpenChat, UnloadModel
-
     _check(args)
     subject = Subject(
         what=args.what,
@@ -121,8 +118,6 @@ def expect_text(text: str, what: str) -> None:
 
 async def _converse(core: CoreApi, key: int, args: argparse.Namespace, out: Output) -> None:
     """Read questions line by line until they end; Ctrl-C while it answers stops the answer."""
-    import asyncio  # as in command.py
-
     said: list[ChatMessage] = []
     while True:
         # On a thread: the loop has to keep the connection to the node alive meanwhile.
@@ -156,9 +151,6 @@ async def _ask(
     prompt: str,
 ) -> ChatAnswer:
     """Ask, print the answer as it comes, and add both to the conversation."""
-    from agents.contract.requests.chats import ChatMessage, ChatTurn
-    from app.conversation import describe_answer
-    from app.core.chats import AnswerPiece, AskModel
 
     def report(event: object) -> None:
         if isinstance(event, AnswerPiece):
@@ -186,10 +178,6 @@ async def _ask(
 @contextlib.contextmanager
 def _stopping(core: CoreApi, key: int) -> Iterator[None]:
     """Let Ctrl-C stop the answer instead of the command."""
-    import asyncio  # as in command.py
-
-    from app.core.chats import StopAnswer
-
     loop = asyncio.get_running_loop()
     tasks = set[asyncio.Task[None]]()
 

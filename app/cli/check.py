@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from app.cli.kit.command import Commands, add_command, with_core
+from agents.contract.messages import Progress
+from app.cli.kit.command import with_core
 from app.cli.kit.output import Output
 from app.cli.repairs import add_fix_options, repair_rows, require_answers
+from app.core.action import CoreApi
+from app.core.nodes import CheckNodes, ListNodes, RowChecked
+from app.presentation.check_text import summarise_check
+from app.provisioning.check_row import CheckRow
 from app.text import one_line
 
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
-    from app.provisioning.check_row import CheckRow
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands, "check", "check that nodes are ready for a run", with_core(_check)
-    )
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=with_core(_check))
     parser.add_argument("names", nargs="*", metavar="NAME", help="node names; default: all nodes")
     add_fix_options(parser)
 
 
 async def _check(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import CheckNodes, ListNodes
-
     problems: tuple[str, ...] = ()
     if args.fix:
         require_answers(args, out)
@@ -46,8 +42,6 @@ async def _check(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
             more = f" (more: rackless help {row.topic})" if row.topic else ""
             out.text(f"  {row.node}, {row.check}: {row.fix}{more}")
     if rows:
-        from app.presentation.check_text import summarise_check
-
         out.text(summarise_check([row.status for row in rows]))
     return 1 if problems or any(row.status == "fail" for row in rows) else 0
 
@@ -63,9 +57,6 @@ class _Lines:
 
     def report(self, event: object) -> None:
         """Print a row, the first one below the head of the table, or progress below the rows."""
-        from agents.contract.messages import Progress
-        from app.core.nodes import RowChecked
-
         if isinstance(event, RowChecked):
             self._add(event.row)
         elif isinstance(event, Progress) and self._out.is_terminal:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import time
 
-from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.command import with_core
 from app.cli.kit.output import Output
+from app.core.action import CoreApi
+from app.core.runs import FindCheckpoints
 from app.text import show_bytes, show_duration, show_moment
-
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
 
 _VERIFIED = {True: "yes", False: "NO", None: "not verified"}
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands, "checkpoints", "list checkpoints over all nodes", with_core(_list)
-    )
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=with_core(_list))
     parser.add_argument("run", nargs="?", metavar="RUN", help="run id; default: all runs")
     parser.add_argument(
         "--verify",
@@ -28,10 +25,6 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    import time
-
-    from app.core.runs import FindCheckpoints
-
     found = await core.do(FindCheckpoints(run_id=args.run, verify=args.verify))
     out.document(found)
     now_s = time.time()

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.cli.chat import check_limits
-from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.command import with_core
 from app.cli.kit.output import Output
+from app.conversation import Subject, to_markdown
+from app.core.action import CoreApi
+from app.core.chats import CompareModels, FindProject, ReadPromptFile, SavePrompts, WriteComparison
 
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "compare", "ask models the same prompts", with_core(_compare))
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=with_core(_compare))
     parser.add_argument(
         "what",
         nargs="+",
@@ -41,15 +40,6 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _compare(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.conversation import Subject, to_markdown
-    from app.core.chats import (
-        CompareModels,
-        FindProject,
-        ReadPromptFile,
-        SavePrompts,
-        WriteComparison,
-    )
-
     check_limits(args.max_tokens)
     first = args.what[0]
     base = [Subject(what=first, of_base=True, node=args.node)] if args.base else []

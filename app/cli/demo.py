@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from app.cli.gui import has_display
-from app.cli.kit.command import Commands, add_command
 from app.cli.kit.output import Output, SparseLines
 from app.errors import Interrupted
 from app.text import show_duration, show_foreign, show_loss
@@ -20,10 +19,8 @@ if TYPE_CHECKING:
     from app.demo import Demo, DemoOutcome, Story
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands, "demo", "run the whole workflow with a small model on this PC", _demo
-    )
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=_demo)
     parser.add_argument(
         "--headless", action="store_true", help="run in the terminal, without a window"
     )
@@ -37,7 +34,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _num_nodes(text: str) -> int:
-    # At least 2, since one is lost and the others go on; at most the names of `app.demo`.
+    # At least 2: one is lost, and the others continue. At most the names of `app.demo`.
     if not text.isdigit() or not 2 <= int(text) <= 8:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 2 to 8")
     return int(text)
@@ -53,7 +50,7 @@ def _demo(args: argparse.Namespace, out: Output) -> int:
     try:
         if not (args.headless or out.as_json) and has_display():
             return _show_window(demo)
-        outcome = asyncio.run(_tell(demo, out))
+        outcome = asyncio.run(_run_headless(demo, out))
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise Interrupted(
             "the demo was cancelled; everything it started has been stopped",
@@ -70,20 +67,20 @@ def _show_window(demo: Demo) -> int:
     from app.gui.application import open_window
 
     async def story(core: Any, report: Callable[[Story], None]) -> DemoOutcome:
-        return await demo.tell(core, report)
+        return await demo.run(core, report)
 
     return open_window(demo.master_home, story, starts_demo=True)
 
 
-async def _tell(demo: Demo, out: Output) -> DemoOutcome:
+async def _run_headless(demo: Demo, out: Output) -> DemoOutcome:
     from app.core.core import Core
 
     _end_on_terminate()
     began_s = time.monotonic()
     # Outside the core, so that the bar is gone only after the core has closed.
-    with _Teller(out) as teller:
+    with _StoryPrinter(out) as printer:
         async with Core.open(demo.master_home) as core:
-            outcome = await demo.tell(core, teller.take)
+            outcome = await demo.run(core, printer.take)
     out.text(f"The whole demo took {show_duration(time.monotonic() - began_s)}.")
     return outcome
 
@@ -100,8 +97,8 @@ def _end_text(outcome: DemoOutcome) -> str:
     return "\n".join(
         (
             f"The loss fell from {show_loss(outcome.first_loss)} to {show_loss(outcome.loss)}. "
-            f"{outcome.lost_node} was lost during the run, which went on by itself, and joined it "
-            "again:",
+            f"{outcome.lost_node} was lost during the run, which continued by itself, and rejoined "
+            "it:",
             *(f"  {moment}" for moment in outcome.recovery),
             f"Question:         {outcome.question}",
             f"Before training:  {outcome.answer_before}",
@@ -111,7 +108,7 @@ def _end_text(outcome: DemoOutcome) -> str:
     )
 
 
-class _Teller:
+class _StoryPrinter:
     """Prints the story: a moving bar on a terminal, plain lines elsewhere, nothing with --json."""
 
     def __init__(self, out: Output) -> None:
@@ -123,7 +120,7 @@ class _Teller:
         self._printed_note = ""
         self._bar: _Bar | None = None
 
-    def __enter__(self) -> _Teller:
+    def __enter__(self) -> _StoryPrinter:
         if self._out.is_terminal:
             self._bar = _Bar()
         return self
@@ -137,7 +134,7 @@ class _Teller:
             (step for step in reversed(story.steps) if step[1] in ("now", "failed")),
             story.steps[-1],
         )
-        # A new step is always printed; of the notes within one, as few as anybody will read.
+        # A new step is always printed, but only a few of the notes within it.
         if title != self._title:
             self._finish_step()
             self._title, self._began_s = title, time.monotonic()

@@ -1,21 +1,19 @@
-"""`rackless doctor`: one file with everything that a helper will ask for, without secrets."""
+"""`rackless doctor`: one file with everything that support will ask for, without secrets."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from app.cli.kit.command import Commands, add_command
 from app.cli.kit.output import Output
+from app.doctor.part import ReportPart
+from app.doctor.report import collect_report, default_file, save_report
+from app.paths import default_home
 
-if TYPE_CHECKING:
-    from app.doctor.part import Part
 
-
-def add_parser(commands: Commands) -> None:
-    text = "collect what a helper needs to know into one file, without passwords and keys"
-    parser = add_command(commands, "doctor", text, _report)
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=_report)
     parser.add_argument("node", nargs="?", metavar="NODE", help="only about this node")
     parser.add_argument("--out", metavar="FILE", type=Path, help="zip file to write")
     parser.add_argument(
@@ -26,11 +24,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def _report(args: argparse.Namespace, out: Output) -> int:
-    import asyncio
-
-    from app.doctor.report import collect_report, default_file, save_report
-    from app.paths import default_home
-
     parts = asyncio.run(
         collect_report(
             default_home(), node=args.node, keep_names=args.keep_names, progress=out.note
@@ -45,5 +38,5 @@ def _report(args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _row(part: Part) -> list[str]:
+def _row(part: ReportPart) -> list[str]:
     return [part.name, f"{len(part.text):,}", part.what]

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents.contract.formats import ENGINES, FORMATS
-from app.cli.kit.command import Commands, add_command, with_core
+from app.artifacts.estimates.plan import ExportPlan, describe_plan
+from app.artifacts.exports.request import ExportRequest
+from app.cli.kit.command import with_core
 from app.cli.kit.output import Output
+from app.core.action import CoreApi
+from app.core.artifacts import ExportModel, PlanExport
 from app.errors import UsageError
 from app.presentation.result_text import describe_verdict
 
-if TYPE_CHECKING:
-    from app.artifacts.estimates.plan import ExportPlan
-    from app.artifacts.exports.request import ExportRequest
-    from app.core.action import CoreApi
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "export", "write a run's model to a folder", with_core(_export))
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=with_core(_export))
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--to", required=True, choices=FORMATS)
     parser.add_argument(
@@ -56,8 +55,6 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _export(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.artifacts import ExportModel
-
     if args.plan:
         return await _plan(core, args, out)
     if args.out is None:
@@ -73,9 +70,6 @@ async def _export(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _plan(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.artifacts.estimates.plan import describe_plan
-    from app.core.artifacts import PlanExport
-
     plan = await core.do(PlanExport(request=_read_request(args)))
     out.document(_plan_document(plan))
     out.text("\n".join(describe_plan(plan)))
@@ -83,8 +77,6 @@ async def _plan(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 def _read_request(args: argparse.Namespace) -> ExportRequest:
-    from app.artifacts.exports.request import ExportRequest
-
     return ExportRequest(
         run_id=args.run,
         to=args.to,

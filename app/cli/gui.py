@@ -6,13 +6,12 @@ import argparse
 import os
 import sys
 
-from app.cli.kit.command import Commands, add_command
 from app.cli.kit.output import Output
 from app.errors import UserError
 
 
-def add_parser(commands: Commands) -> None:
-    add_command(commands, "gui", "open the window (also: rackless alone)", open_window)
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=open_window)
 
 
 def open_window(args: argparse.Namespace, out: Output) -> int:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING
 
-from app.cli.kit.command import Commands, add_command
 from app.cli.kit.output import Output
 from app.errors import UserError
-
-if TYPE_CHECKING:
-    from app.troubleshooting import Section
+from app.troubleshooting import Section, read_sections, search_sections
 
 MOST_OTHERS = 6
 """Maximum number of further sections that are named below the best one."""
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "help", "explain a problem: a topic, or words of it", _help)
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=_help)
     parser.add_argument(
         "words",
         nargs="*",
@@ -29,8 +25,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def _help(args: argparse.Namespace, out: Output) -> int:
-    from app.troubleshooting import read_sections, search_sections
-
     words = " ".join(args.words).strip()
     if not words:
         sections = read_sections()
@@ -42,7 +36,7 @@ def _help(args: argparse.Namespace, out: Output) -> int:
     if not found:
         raise UserError(
             f"the troubleshooting page has nothing on {words!r}",
-            "List all topics: rackless help. To ask somebody: rackless doctor",
+            "List all topics: rackless help. For a report to send: rackless doctor",
         )
     out.document([_as_row(section) for section in found])
     out.text(_show(found[0]))

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from agents.contract.run_layout import rank_of_log
 from app.cli.kit.output import Output
 from app.cli.kit.watching import while_read
+from app.core.action import CoreApi
+from app.core.runs import FindLogs, RefreshRun, SyncRun, WatchRun
 from app.errors import UserError
 from app.events import Event, LogArrived
+from app.runs.journals.logs import LogFile
 from app.text import show_list
-
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
-    from app.runs.journals.logs import LogFile
 
 
 async def print_logs(
     core: CoreApi, run_id: str, rank: int | None, attempt: int | None, out: Output
 ) -> int:
-    """Print the mirrored output of an attempt (None: of all, the newest last)."""
-    from app.core.runs import SyncRun
-
+    """Print the mirrored output of an attempt (None: of all attempts, the newest last)."""
     await core.do(SyncRun(run_id=run_id))
     files = await _find_known(core, run_id, rank, attempt)
     document = []
@@ -46,8 +42,6 @@ async def print_logs(
 
 async def follow_logs(core: CoreApi, run_id: str, rank: int | None, out: Output) -> int:
     """Print all mirrored output, then new output as it arrives, until the run ends."""
-    from app.core.runs import FindLogs, RefreshRun, SyncRun, WatchRun
-
     run = await core.do(RefreshRun(run_id=run_id))
     printed: dict[tuple[int, str], int] = {}
 
@@ -85,8 +79,6 @@ async def follow_logs(core: CoreApi, run_id: str, rank: int | None, out: Output)
 async def _find_known(
     core: CoreApi, run_id: str, rank: int | None, attempt: int | None
 ) -> tuple[LogFile, ...]:
-    from app.core.runs import FindLogs
-
     files = await core.do(FindLogs(run_id=run_id, rank=rank, attempt=attempt))
     if files:
         return files

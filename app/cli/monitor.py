@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from app.cli.kit.command import Commands, add_command, with_core
+from agents.contract.node import Sample
+from app.cli.kit.command import with_core
 from app.cli.kit.output import Output, aligned, plain
+from app.core.action import CoreApi
+from app.core.nodes import ConnectNodes, ListNodes
 from app.errors import UserError
+from app.events import SampleArrived
 from app.text import DASH, show_bytes_of, show_celsius, show_share, show_watts
-
-if TYPE_CHECKING:
-    from agents.contract.node import Sample
-    from app.core.action import CoreApi
-    from app.events import SampleArrived
 
 _HEAD = ["NODE", "DEVICE", "BUSY", "MEMORY", "TEMP", "POWER", "CLOCK", "FAN"]
 # Cursor home, then erase below: without the flicker of erasing the whole screen first.
 _CLEAR = "\x1b[H\x1b[J"
 
 
-def add_parser(commands: Commands) -> None:
-    add_command(commands, "monitor", "show live readings of all nodes", with_core(_monitor))
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=with_core(_monitor))
 
 
 async def _monitor(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import ConnectNodes, ListNodes
-    from app.events import SampleArrived
-
     if not await core.do(ListNodes()):
         raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
     newest: dict[str, Sample] = {}
@@ -41,7 +36,7 @@ async def _monitor(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
         if out.as_json:
             out.line({"node": arrived.node, **plain(arrived.sample)})
         elif out.is_terminal:
-            # Sorted, so that a node keeps its place whichever sample comes first.
+            # Sorted, so that a node keeps its place in any order of samples.
             lines = aligned([_HEAD, *(r for n, s in sorted(newest.items()) for r in _rows(n, s))])
             out.text(_CLEAR + "\n".join(lines))
         else:

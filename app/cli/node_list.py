@@ -6,27 +6,24 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.cli.kit.output import Output, ask_password, can_ask, confirm
 from app.cli.node_login import KEY_IS_ADDED, key_file
+from app.core.action import CoreApi
+from app.core.new_nodes import AddNodeList, DiscoverPcs
+from app.core.nodes import ListNodes
 from app.errors import UsageError
-
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
-    from app.flows.node_list import NodeOutcome
+from app.flows.node_list import NodeOutcome, how_to_add_alone, parse_node_list, summarise_outcomes
+from app.nodes.discovery.candidate import warn_of_overlay
 
 MAX_LIST_BYTES = 1 << 20
-"""Size of a list of PCs, in bytes, beyond which it is something else."""
+"""Maximum size of a list of PCs, in bytes; a larger file is no such list."""
 _FOUND_BY = {"ssh-config": "ssh config", "mdns": "mDNS", "neighbour": "neighbours"}
 _STATES = {"open": "answers", "closed": "no answer", "not-tried": "behind a host"}
 
 
 async def discover_nodes(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     """List PCs that could become nodes."""
-    from app.core.new_nodes import DiscoverPcs
-    from app.nodes.discovery.candidate import warn_of_overlay
-
     found = await core.do(DiscoverPcs())
     out.document(found)
     rows = [
@@ -51,10 +48,6 @@ async def discover_nodes(core: CoreApi, args: argparse.Namespace, out: Output) -
 
 async def add_from_list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     """Add the PCs of a list; ask about all fingerprints at once, then for passwords."""
-    from app.core.new_nodes import AddNodeList
-    from app.core.nodes import ListNodes
-    from app.flows.node_list import how_to_add_alone, parse_node_list, summarise_outcomes
-
     lines = parse_node_list(
         _read_list(args.source), [node.name for node in await core.do(ListNodes())]
     )
@@ -93,17 +86,17 @@ async def add_from_list(core: CoreApi, args: argparse.Namespace, out: Output) ->
 
 
 class _Passwords:
-    """Passwords for the accounts of a list, each typed and sent once, and kept nowhere."""
+    """Passwords for the accounts of a list, each typed and sent once, and never stored."""
 
     def __init__(self, out: Output) -> None:
         self.given: dict[str, str] = {}
-        """Those of the next round, by account."""
+        """Passwords for the next round, by account."""
         self._out = out
         self._tried: set[str] = set()
         self._skipped: set[str] = set()
 
     def ask(self, outcomes: Sequence[NodeOutcome]) -> None:
-        """Ask for those of accounts that let no key of ours in: one for all, or one for each."""
+        """Ask for passwords of accounts that refuse this PC's keys: one for all, or one each."""
         refused = {o.account: o.message for o in outcomes if o.account}
         refused = {a: said for a, said in refused.items() if a not in self._skipped}
         if not refused or self._out.as_json or not can_ask():
@@ -126,10 +119,10 @@ class _Passwords:
 def _confirmed(
     asked: list[int], done: dict[int, NodeOutcome], verified: set[str], out: Output
 ) -> list[int]:
-    """Return the lines whose fingerprints are right: verified before, or confirmed now."""
+    """Return the lines with right fingerprints: given by option, or confirmed now."""
     known = [i for i in asked if done[i].fingerprint in verified]
     rest = [i for i in asked if i not in known]
-    # Programs compare by --accept-host-key; a person with it has compared already.
+    # --accept-host-key: the fingerprints were compared before the command was run.
     if not rest or out.as_json or verified:
         return known
     shown = "\n".join(f"{done[i].line.name}: {done[i].message}" for i in rest)

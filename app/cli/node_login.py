@@ -8,16 +8,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.cli.kit.output import Output, ask_password, confirm
+from app.core.action import CoreApi
+from app.core.new_nodes import AddNode, CopyKey, ResolveHost, SetAddress
 from app.errors import HostKeyUnknown, LoginRefused, RunsPrograms
-
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
-    from app.core.new_nodes import AddNode, SetAddress
-    from app.events import NodeSnapshot
-    from app.nodes.node import SshAddress
+from app.events import NodeSnapshot
+from app.nodes.node import SshAddress
 
 KEY_IS_ADDED = (
     "With its password, typed once and kept nowhere, Rackless adds your key to "
@@ -52,8 +49,6 @@ async def resolve_target(
     core: CoreApi, target: str, args: argparse.Namespace, out: Output
 ) -> SshAddress:
     """Return the address that ~/.ssh/config gives a PC; ask before a program of it runs."""
-    from app.core.new_nodes import ResolveHost
-
     agreed: list[str] = []
     key = key_file(args)
     while True:
@@ -72,12 +67,12 @@ async def resolve_target(
 async def act_asking(
     core: CoreApi, request: AddNode | SetAddress, args: argparse.Namespace, out: Output
 ) -> NodeSnapshot:
-    """Add or move a node; ask whether host keys are right, and for a password if no key is let in.
+    """Add or move a node; ask to confirm host keys, and for a password if no key is accepted.
 
     `args`: those of `add_login_options`.
     """
     verified: list[str] = list(args.accept_host_key)
-    # With several, it is not known yet which host shows which.
+    # With several fingerprints, it is not known yet which host has which.
     if len(verified) == 1:
         request = replace(request, accept_host_key=verified.pop())
     while True:
@@ -92,17 +87,14 @@ async def act_asking(
             request = replace(request, accept_host_key=error.fingerprint)
         except LoginRefused as error:
             address = await _copy_key(core, error, request, out)
-            # Its host key is stored by now, and says nothing about the next host on the way.
+            # The host key is stored by now; the next host on the way has its own.
             request = replace(request, address=address, accept_host_key=None)
 
 
 async def _copy_key(
     core: CoreApi, error: LoginRefused, request: AddNode | SetAddress, out: Output
 ) -> SshAddress:
-    """Let the account that refused our keys accept one, with its password; return the address."""
-    from app.core.new_nodes import CopyKey
-    from app.nodes.node import SshAddress
-
+    """Install a key in the account that refused this PC's keys; return the address."""
     address, accepted = request.address, request.accept_host_key
     if not error.account or out.as_json or not isinstance(address, SshAddress):
         raise error

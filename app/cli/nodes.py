@@ -6,21 +6,37 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.cli.kit.command import Commands, add_command, add_verbs, with_core
 from app.cli.kit.output import Output, confirm, plain
 from app.cli.node_list import add_from_list, discover_nodes
 from app.cli.node_login import act_asking, add_login_options, resolve_target
 from app.cli.repairs import add_repair_verbs, set_up
+from app.cli.storage import show_storage
 from app.cli.windows import add_windows_verb
+from app.core.action import CoreApi
+from app.core.hub import DescribeToken, ListNodeTokens, RemoveToken, SendToken
+from app.core.new_nodes import AddNode, FindNode, SetAddress, TakeBackKey
+from app.core.nodes import (
+    CalibrateNode,
+    GetAddress,
+    ListCalibrations,
+    ListLeftovers,
+    PruneNode,
+    ReachNodes,
+    RefreshNode,
+    RemoveNode,
+    WakeNode,
+)
 from app.errors import UsageError
+from app.events import NodeSnapshot
+from app.flows.add_node import find_overlay, warn_of_lost_key
+from app.hub.node_tokens import describe_tokens
+from app.nodes.discovery.candidate import warn_of_overlay
+from app.nodes.node import LocalAddress, NodeAddress, SshAddress, WslAddress
+from app.presentation.environment_text import describe_environment, describe_trial
 from app.text import DASH, show_bytes, show_duration, show_moment
-
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
-    from app.events import NodeSnapshot
-    from app.nodes.node import NodeAddress
 
 NO_NODES = (
     "There are no nodes yet. Add this PC: rackless nodes add NAME --local\n"
@@ -28,10 +44,8 @@ NO_NODES = (
 )
 
 
-def add_parser(commands: Commands) -> None:
-    verbs = add_verbs(
-        add_command(commands, "nodes", "add, list, show, remove, set up and measure PCs")
-    )
+def declare(parser: argparse.ArgumentParser) -> None:
+    verbs = add_verbs(parser)
     _add_add(verbs)
     help_text = "list PCs of ~/.ssh/config and of this network that could become nodes"
     add_command(verbs, "discover", help_text, with_core(discover_nodes))
@@ -84,9 +98,11 @@ def _add_token(verbs: Commands) -> None:
     help_text = "show which nodes have this PC's Hugging Face token, or send it to them"
     parser = add_command(verbs, "token", help_text, with_core(_token))
     parser.add_argument("names", metavar="NAME", nargs="*", help="node name; default: all nodes")
-    deed = parser.add_mutually_exclusive_group()
-    deed.add_argument("--give", action="store_true", help="send the token to nodes that have none")
-    deed.add_argument("--take-back", action="store_true", help="delete the token from nodes")
+    direction = parser.add_mutually_exclusive_group()
+    direction.add_argument(
+        "--give", action="store_true", help="send the token to nodes that have none"
+    )
+    direction.add_argument("--take-back", action="store_true", help="delete the token from nodes")
 
 
 def _add_add(verbs: Commands) -> None:
@@ -120,10 +136,6 @@ def _named(
 
 
 async def _add(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.new_nodes import AddNode
-    from app.flows.add_node import find_overlay
-    from app.nodes.discovery.candidate import warn_of_overlay
-
     if (args.source is None) == (args.name is None):
         what = "needs a NAME" if args.source is None else "takes no NAME with --from"
         raise UsageError(f"rackless nodes add {what}", "See: rackless nodes add --help")
@@ -141,10 +153,6 @@ async def _add(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _set_address(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.new_nodes import SetAddress
-    from app.core.nodes import GetAddress
-    from app.nodes.node import SshAddress
-
     address = await resolve_target(core, args.ssh, args, out)
     old = await core.do(GetAddress(name=args.name))
     if args.key is None and isinstance(old, SshAddress):
@@ -156,8 +164,6 @@ async def _set_address(core: CoreApi, args: argparse.Namespace, out: Output) -> 
 
 
 async def _find(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.new_nodes import FindNode
-
     node = await core.do(FindNode(name=args.name))
     out.document(node)
     out.text(
@@ -168,16 +174,12 @@ async def _find(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _address(core: CoreApi, args: argparse.Namespace, out: Output) -> NodeAddress:
-    from app.nodes.node import LocalAddress, WslAddress
-
     if args.ssh:
         return await resolve_target(core, args.ssh, args, out)
     return WslAddress(distro=args.wsl) if args.wsl else LocalAddress()
 
 
 async def _wake(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import WakeNode
-
     node = await core.do(WakeNode(name=args.name), out.report)
     out.document(node)
     out.text(f"{node.name} answers")
@@ -185,8 +187,6 @@ async def _wake(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import ReachNodes
-
     nodes = await core.do(ReachNodes())
     out.document(nodes)
     rows = [
@@ -199,8 +199,7 @@ async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import ListCalibrations, RefreshNode
-    from app.presentation.plan_text import describe_calibration
+    from app.presentation.plan_text import describe_calibration  # planning: a list needs none
 
     node = await core.do(RefreshNode(name=args.name))
     measured = await core.do(ListCalibrations(name=args.name))
@@ -212,8 +211,6 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _remove(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import RemoveNode
-
     await core.do(RemoveNode(name=args.name))
     out.document({"removed": args.name})
     out.text(f"{args.name} is removed")
@@ -221,8 +218,6 @@ async def _remove(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _setup(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.presentation.environment_text import describe_environment, describe_trial
-
     report = await set_up(core, args.name, args.python, args.accept_index, out)
     out.document(report)
     out.text(f"{args.name} trains with {report.python} ({describe_environment(report)})")
@@ -232,8 +227,6 @@ async def _setup(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _prune(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import ListLeftovers, PruneNode
-
     kept = await core.do(ListLeftovers(name=args.name))
     rows = [
         [one.kind, one.name, show_bytes(one.size_bytes), one.needed_by or "nothing"] for one in kept
@@ -254,24 +247,19 @@ async def _prune(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _storage(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.cli.storage import show_storage
-
     return await show_storage(core, args, out)
 
 
 async def _key(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.new_nodes import TakeBackKey
-    from app.flows.add_node import warn_of_lost_key
-
     if not args.yes:
         if out.as_json:
             raise UsageError(
-                "with --json nobody can be asked whether to take the key back",
+                "taking the key back with --json needs --yes",
                 "Add --yes to take it back, or leave --json out",
                 where=args.command_name,
             )
         if not confirm(f"{warn_of_lost_key(args.name)}\nTake it back?"):
-            out.text("The key stays. With --yes, nobody is asked.")
+            out.text("The key stays. Add --yes to skip the question.")
             return 1
     was_there = await core.do(TakeBackKey(name=args.name))
     out.document({"node": args.name, "removed": was_there})
@@ -283,7 +271,6 @@ async def _key(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _measure(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import CalibrateNode
     from app.presentation.plan_text import describe_calibration
 
     found = await core.do(CalibrateNode(name=args.name), out.report)
@@ -294,9 +281,6 @@ async def _measure(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _token(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.hub import DescribeToken, ListNodeTokens, RemoveToken, SendToken
-    from app.hub.node_tokens import describe_tokens
-
     if args.give:
         found = await core.do(SendToken(names=args.names))
     elif args.take_back:

@@ -5,25 +5,37 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from app.cli.kit.command import Commands, add_command, add_run_file, with_core
+from agents.contract.spec import RunSpec
+from app.cli.kit.command import add_run_file, with_core
 from app.cli.kit.output import Output, plain
-from app.text import show_model, show_rate, show_share
-
-if TYPE_CHECKING:
-    from agents.contract.spec import RunSpec
-    from app.core.action import CoreApi
-    from app.library.sent_files import SentFiles
-    from app.planning.candidate import Candidate, Caveats, GpuPlan, Plan
+from app.core.action import CoreApi
+from app.core.library import ListSentFiles, ReadRunFile
+from app.core.runs import PlanRun
+from app.library.sent_files import SentFiles, say_sent
+from app.planning.candidate import Candidate, Caveats, GpuPlan, Plan
+from app.presentation.data_text import describe_first_rows
+from app.presentation.model_text import CHECK, describe_caveats, describe_limits, describe_model
+from app.presentation.plan_text import (
+    describe_candidate,
+    describe_divergence,
+    describe_memory,
+    describe_other,
+    describe_plan,
+    describe_recovery,
+    describe_setting,
+    describe_warnings,
+    group_memory,
+)
+from app.text import show_bytes, show_model, show_rate, show_share
 
 MOST_SHOWN = 6
 """Maximum number of alternatives in the human form; --json has all."""
 
 
-def add_parser(commands: Commands) -> None:
-    text = "show what a run needs, where it would train and how fast, without starting it"
-    parser = add_command(commands, "plan", text, with_core(_plan))
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=with_core(_plan))
     add_run_file(parser)
     parser.add_argument(
         "--cluster",
@@ -34,9 +46,6 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _plan(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.library import ListSentFiles, ReadRunFile
-    from app.core.runs import PlanRun
-
     spec = await core.do(ReadRunFile(path=args.run_file, settings=args.set))
     plan = await core.do(PlanRun(spec=spec, cluster=args.cluster))
     sent = await core.do(ListSentFiles(spec=spec))
@@ -47,19 +56,7 @@ async def _plan(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
-    """Print a plan for people."""
-    from app.planning.candidate import Caveats
-    from app.presentation.data_text import describe_first_rows
-    from app.presentation.model_text import CHECK, describe_limits, describe_model
-    from app.presentation.plan_text import (
-        describe_candidate,
-        describe_divergence,
-        describe_other,
-        describe_plan,
-        describe_recovery,
-        describe_warnings,
-    )
-
+    """Print a plan in human form."""
     out.text(f"{show_model(spec.model)}, {spec.adapter.kind}")
     if plan.model is not None:
         out.text(describe_model(plan.model))
@@ -77,6 +74,7 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     limits = [one.text for one in describe_limits(plan.limits)]
     _print_list(CHECK, [*limits, *describe_warnings(plan)], out)
     _print_list("What would help", [advice.text for advice in plan.advice], out)
+    # Without a plan that fits, the first alternative is shown above.
     others = plan.others if plan.chosen is not None else plan.others[1:]
     _print_list("Other ways", [describe_other(one) for one in others[:MOST_SHOWN]], out)
     print_caveats(Caveats(parts=plan.parts), out)
@@ -89,23 +87,16 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
 
 def print_sent(sent: Sequence[SentFiles], out: Output) -> None:
     """Print which files of this PC the nodes would get."""
-    from app.library.sent_files import say_sent
-
     _print_list("Sent from this PC to the nodes", [say_sent(one) for one in sent], out)
 
 
 def print_caveats(caveats: Caveats, out: Output) -> None:
-    """Print what a run leaves as it is, and where its layers are not compiled."""
-    from app.presentation.model_text import describe_caveats
-
+    """Print the parts of a model that a run leaves unadapted, and where layers are not compiled."""
     for title, lines in describe_caveats(caveats):
         _print_list(title, lines, out)
 
 
 def _print_gpus(candidate: Candidate, out: Output) -> None:
-    from app.presentation.plan_text import describe_memory, describe_setting, group_memory
-    from app.text import show_bytes
-
     rows = []
     for gpu in sorted(candidate.gpus, key=lambda one: (one.replica, one.layers or (0, 0))):
         groups = group_memory(gpu.memory.parts.items())
@@ -122,7 +113,7 @@ def _print_gpus(candidate: Candidate, out: Output) -> None:
             ]
         )
     head = ["GPU", "CARD", "SHARE", "ALONE", "MEMORY", "", "PARTS", "SETTING"]
-    # An empty column for a problem that nobody has would only take width.
+    # A column that is empty in every row would only take width.
     if all(gpu.fits for gpu in candidate.gpus):
         head, rows = _without(head, 5), [_without(row, 5) for row in rows]
     out.table(head, rows)

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from app.cli.kit.command import Commands, add_command, add_run_file, with_core
+from agents.contract.data import DataPreview
+from app.cli.kit.command import add_run_file, with_core
 from app.cli.kit.output import Output, plain
-
-if TYPE_CHECKING:
-    from agents.contract.data import DataPreview
-    from app.core.action import CoreApi
+from app.cli.plan import print_caveats, print_sent
+from app.core.action import CoreApi
+from app.core.library import ListSentFiles, PreviewData, ReadRunFile
+from app.core.runs import ListCaveats
+from app.presentation.data_text import LEARNED, describe_data, mark_learned, title_of
+from app.presentation.plan_text import describe_divergence, describe_recovery
 
 _GREEN = "\x1b[32m", "\x1b[0m"
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "preview",
-        "preview the data of a run and what the model learns from it",
-        with_core(_preview),
-    )
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=with_core(_preview))
     add_run_file(parser)
     parser.add_argument(
         "--node", metavar="NAME", help="read the data on this node; default: this PC, if it can"
@@ -30,9 +27,6 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _preview(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.library import ListSentFiles, PreviewData, ReadRunFile
-    from app.core.runs import ListCaveats
-
     spec = await core.do(ReadRunFile(path=args.run_file, settings=args.set))
     whole = not args.quick
     found = await core.do(PreviewData(spec=spec, node=args.node, whole=whole), out.report)
@@ -41,9 +35,6 @@ async def _preview(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
         evaluation = await core.do(
             PreviewData(spec=spec, part="eval", node=args.node, whole=whole), out.report
         )
-    from app.cli.plan import print_caveats, print_sent
-    from app.presentation.plan_text import describe_divergence, describe_recovery
-
     sent = await core.do(ListSentFiles(spec=spec))
     caveats = await core.do(ListCaveats(spec=spec))
     known = {"parts": plain(caveats.parts), "limits": plain(caveats.limits)}
@@ -57,22 +48,18 @@ async def _preview(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     out.text(f"\nAfter a loss: the run {describe_recovery(spec)}.")
     out.text(f"If the loss is not finite: it {describe_divergence(spec)}.")
     print_sent(sent, out)
-    # A run would refuse it, which a script wants to know before it starts one.
+    # A run would refuse this data; a script learns it here before it starts one.
     return int(found.is_refused or (evaluation is not None and evaluation.is_refused))
 
 
 def print_figures(found: DataPreview, out: Output) -> None:
     """Print the recognised format, the counts, and the rows left out or cut."""
-    from app.presentation.data_text import describe_data
-
     for caption, text in describe_data(found):
         out.text(f"{caption:<14}{text}")
 
 
 def print_preview(found: DataPreview, out: Output) -> None:
     """Print the figures, then the rows with their learned parts marked."""
-    from app.presentation.data_text import LEARNED, mark_learned, title_of
-
     print_figures(found, out)
     # Colours would be control codes in a file or a pipe.
     marks = _GREEN if out.is_terminal else LEARNED

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from app.cli.kit.command import Commands, add_command, add_verbs, with_core
+from app.cli.kit.command import add_command, add_verbs, with_core
 from app.cli.kit.output import Output
+from app.core.action import CoreApi
+from app.core.library import DeleteRecipe, FindRecipe, ListRecipes, ReadRunFile, SaveRecipe
 
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
 
-
-def add_parser(commands: Commands) -> None:
-    verbs = add_verbs(add_command(commands, "recipes", "list and show run files to start from"))
+def declare(parser: argparse.ArgumentParser) -> None:
+    verbs = add_verbs(parser)
     add_command(verbs, "list", "list all recipes", with_core(_list))
     show = add_command(
         verbs, "show", "print a recipe; '> my-run.yaml' keeps it as a run file", with_core(_show)
@@ -30,8 +28,6 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.library import ListRecipes
-
     recipes = await core.do(ListRecipes())
     out.document(recipes)
     rows = [
@@ -43,8 +39,6 @@ async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.library import FindRecipe
-
     recipe = await core.do(FindRecipe(name=args.recipe))
     out.document(recipe)
     out.text(recipe.text.rstrip("\n"))
@@ -52,8 +46,6 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _save(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.library import ReadRunFile, SaveRecipe
-
     spec = await core.do(ReadRunFile(path=args.run_file))
     recipe = await core.do(SaveRecipe(title=args.title, spec=spec))
     out.document(recipe)
@@ -62,8 +54,6 @@ async def _save(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _delete(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.library import DeleteRecipe
-
     recipe = await core.do(DeleteRecipe(name=args.recipe))
     out.document(recipe)
     out.text(f"{recipe.name} is deleted")

@@ -1,7 +1,7 @@
 """`rackless check --fix`, `rackless nodes changes | undo | prepare`: repairs, asked for one by one.
 
-Nothing is changed without a yes, from the terminal or from `--yes`. With `--json` nobody can be
-asked, so it takes `--yes`; a password for sudo is asked for at a terminal only.
+Nothing is changed without consent, at the terminal or by `--yes`. `--json` allows no questions, so
+it needs `--yes`; a password for sudo is asked for at a terminal only.
 """
 
 from __future__ import annotations
@@ -10,31 +10,41 @@ import argparse
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from agents.contract.node import EnvironmentReport
+from agents.contract.repair import Change
 from app.cli.kit.command import Commands, add_command, with_core
 from app.cli.kit.output import Output, ask_password, can_ask, confirm
+from app.core.action import CoreApi
+from app.core.nodes import CheckNodes, ListNodes, SetUpNode
+from app.core.repairs import ApplyRepair, ReadChanges, RetestRow, ShowRepair, UndoChanges
 from app.errors import AdminRefused, UnshippedLock, UsageError, UserError
-
-if TYPE_CHECKING:
-    from agents.contract.node import EnvironmentReport
-    from agents.contract.repair import Change
-    from app.core.action import CoreApi
-    from app.flows.repair import Offer
-    from app.provisioning.check_row import CheckRow
+from app.flows import repair as flow
+from app.flows.prepare import describe_end, needs_environment
+from app.flows.repair import (
+    Offer,
+    can_undo,
+    collect_offers,
+    describe_change,
+    describe_change_steps,
+    describe_undone,
+    waits_for_restart,
+)
+from app.provisioning.check_row import CheckRow
 
 _MAX_TRIES = 3
 T = TypeVar("T")
 
 
 def add_fix_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what `check` takes for repairs."""
+    """Declare the options of `check` about repairs."""
     parser.add_argument("--fix", action="store_true", help="offer to repair what can be repaired")
     _add_yes(parser)
 
 
 def add_repair_verbs(verbs: Commands) -> None:
-    """Declare what `nodes` does with repairs."""
+    """Declare the verbs of `nodes` about repairs."""
     help_text = "make a PC ready to train: check, repair, set up, check again"
     prepare = add_command(verbs, "prepare", help_text, with_core(_prepare))
     prepare.add_argument("name", metavar="NAME")
@@ -56,14 +66,14 @@ def _add_yes(parser: argparse.ArgumentParser) -> None:
 
 
 def require_answers(args: argparse.Namespace, out: Output) -> None:
-    """Refuse a command that would have to ask where nobody can answer.
+    """Refuse a command that would have to ask questions while its output is JSON.
 
     Raises:
         UsageError: `--json` was given without `--yes`.
     """
     if out.as_json and not args.yes:
         raise UsageError(
-            "with --json nobody can be asked about repairs",
+            "repairs with --json need --yes",
             "Add --yes to apply all of them, or leave --json out",
             where=args.command_name,
         )
@@ -71,14 +81,14 @@ def require_answers(args: argparse.Namespace, out: Output) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repaired:
-    """What came of the repairs of one command."""
+    """Outcome of the repairs of one command."""
 
     changes: tuple[tuple[str, Change], ...]
     """Node and record of each repair that was applied."""
     rows: tuple[CheckRow, ...]
     """Rows of the check, with those that were tested again in their new state."""
     problems: tuple[str, ...]
-    """Why repairs were not applied."""
+    """Reasons why repairs were not applied."""
 
     def document(self) -> dict[str, object]:
         """Return what `--json` prints."""
@@ -89,9 +99,7 @@ class Repaired:
 async def repair_rows(
     core: CoreApi, rows: Sequence[CheckRow], args: argparse.Namespace, out: Output
 ) -> Repaired:
-    """Offer the repairs of a check one by one, apply those that are agreed to, and test again."""
-    from app.flows.repair import collect_offers
-
+    """Offer the repairs of a check one by one, apply the accepted ones, and test again."""
     desk = _Desk(core, rows, args.yes, out)
     for offer in collect_offers(rows):
         try:
@@ -102,7 +110,7 @@ async def repair_rows(
 
 
 class _Desk:
-    """The repairs of one command; remembers passwords until it ends, in memory alone."""
+    """The repairs of one command; keeps passwords in memory until it ends."""
 
     def __init__(self, core: CoreApi, rows: Sequence[CheckRow], yes: bool, out: Output) -> None:
         self._core = core
@@ -112,7 +120,7 @@ class _Desk:
         self._out = out
         self._changes: list[tuple[str, Change]] = []
         self._problems: list[str] = []
-        self._passwords = _Passwords()
+        self._passwords = _SudoPasswords()
 
     def outcome(self) -> Repaired:
         return Repaired(
@@ -127,9 +135,6 @@ class _Desk:
 
     async def take(self, offer: Offer) -> None:
         """Show one offer, ask, apply and test again."""
-        from app.core.repairs import ApplyRepair, ShowRepair
-        from app.flows import repair as flow
-
         node, repair, out = offer.node, offer.repair, self._out
         out.text(f"\n{node}: {repair.title}\n{repair.explanation}")
         if repair.where != "node":
@@ -141,14 +146,14 @@ class _Desk:
             return
         shown = await self._core.do(ShowRepair(node=node, repair=repair))
         if flow.is_done(shown):
-            self.refuse(f"{node}: all of it is in place already, and it did not help.")
+            self.refuse(f"{node}: already in place, but the problem remains.")
             return
         out.text("\n".join((*flow.describe_steps(repair, shown), *flow.describe_notes(repair))))
         if problem := flow.find_obstacle(offer, shown):
             self.refuse(f"{node}: {problem}")
             return
         if not self._yes and not confirm("Apply this?"):
-            out.text("Not applied. With --yes, nobody is asked.")
+            out.text("Not applied. Add --yes to skip the question.")
             return
 
         async def apply(password: str) -> Change:
@@ -163,33 +168,29 @@ class _Desk:
         if change.problem:
             self._problems.append(f"{node}: {change.problem}")
             out.text(f"What was done before can be undone: rackless nodes undo {node}")
+        # Before the restart, a check would only find the old problem.
         if repair.needs_restart and not change.problem:
             self.refuse(flow.RESTARTED.format(node=node))
             return
         await self._test_again(offer)
 
     async def _waits(self, offer: Offer) -> bool:
-        from app.core.nodes import ListNodes
-        from app.core.repairs import ReadChanges
-        from app.flows.repair import waits_for_restart
-
         log = await self._core.do(ReadChanges(node=offer.node))
         known = {node.name: node.facts for node in await self._core.do(ListNodes())}
         facts = known[offer.node]
         return waits_for_restart(offer.repair, log.changes, facts.started_s if facts else None)
 
     async def _test_again(self, offer: Offer) -> None:
-        from app.core.repairs import RetestRow
-
         for row in offer.rows:
             found = await self._core.do(RetestRow(row=row, names=self._names))
+            # A check may have more or fewer rows than before.
             at = self._rows.index(row)
             self._rows[at : at + 1] = found
             for one in found:
                 self._out.text(f"{one.status}: {one.node}, {one.check}: {one.message}")
 
 
-class _Passwords:
+class _SudoPasswords:
     """Passwords for sudo, by node, asked for once."""
 
     def __init__(self) -> None:
@@ -201,7 +202,7 @@ class _Passwords:
         """Call `act` with the password of a node; ask again a few times if sudo refuses it.
 
         Raises:
-            AdminRefused: nobody can be asked, or sudo refuses it.
+            AdminRefused: there is no terminal to ask at, or sudo refuses the password.
         """
         for left in reversed(range(_MAX_TRIES)):
             if wanted and node not in self._known:
@@ -209,6 +210,7 @@ class _Passwords:
             try:
                 return await act(self._known.get(node, ""))
             except AdminRefused as error:
+                # Wrong or no longer valid: ask again instead of sending it again.
                 self._known.pop(node, None)
                 if not (wanted and error.again and left):
                     raise
@@ -229,9 +231,6 @@ def _ask_password(node: str, out: Output) -> str:
 
 
 async def _prepare(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import CheckNodes
-    from app.flows.prepare import describe_end, needs_environment
-
     require_answers(args, out)
     rows = await core.do(CheckNodes(names=(args.name,)))
     repaired = await repair_rows(core, rows, args, out)
@@ -249,9 +248,6 @@ async def _prepare(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _list_changes(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.repairs import ReadChanges
-    from app.flows.repair import describe_change, describe_change_steps
-
     found = (await core.do(ReadChanges(node=args.name))).changes
     out.document(found)
     for change in found:
@@ -263,9 +259,6 @@ async def _list_changes(core: CoreApi, args: argparse.Namespace, out: Output) ->
 
 
 async def _undo(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.repairs import ReadChanges, UndoChanges
-    from app.flows.repair import can_undo, describe_change, describe_undone
-
     numbers = tuple(args.change or ())
     log = await core.do(ReadChanges(node=args.name))
     chosen = [one for one in log.changes if one.number in numbers or not numbers]
@@ -278,7 +271,7 @@ async def _undo(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
             UndoChanges(node=args.name, numbers=numbers, password=password), out.report
         )
 
-    undone = await _Passwords().with_password(args.name, wanted, out, undo)
+    undone = await _SudoPasswords().with_password(args.name, wanted, out, undo)
     out.document(undone)
     for change in undone:
         out.text(describe_change(change, time.time()))
@@ -290,13 +283,11 @@ async def _undo(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 async def set_up(
     core: CoreApi, name: str, python: str | None, accept_index: bool, out: Output
 ) -> EnvironmentReport:
-    """Set a node up; ask before hashes are taken that Rackless does not ship.
+    """Set a node up; ask before accepting hashes that Rackless does not ship.
 
     Raises:
-        UnshippedLock: the user has not agreed to that.
+        UnshippedLock: the user has not accepted them.
     """
-    from app.core.nodes import SetUpNode
-
     request = SetUpNode(name=name, python=python, accept_index=accept_index)
     try:
         return await core.do(request, out.report)

@@ -9,11 +9,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.contract.data import DataPreview
 from agents.contract.parallel import PARALLEL
 from app.cli.kit.command import Commands, add_command, add_verbs, names_of, with_core
 from app.cli.kit.output import Output, plain
+from app.cli.kit.watching import Watching
+from app.cli.logs import follow_logs, print_logs
+from app.core.action import CoreApi, sentences
+from app.core.library import WriteRunFile
+from app.core.nodes import ListNodes
+from app.core.runs import (
+    AwaitCertificate,
+    CompareForecast,
+    EraseRun,
+    ListInterruptions,
+    ReadDataPreview,
+    ReadRunEvents,
+    RefreshRun,
+    RefreshRuns,
+    ResumeRun,
+    SaveCheckpoint,
+    StopRun,
+    StopRunOnNode,
+    TakeOverRun,
+    TraceRun,
+)
 from app.errors import UsageError
+from app.events import NodeSnapshot, RunEvent, RunSnapshot
+from app.interruption import Interruption
+from app.presentation.interruption_text import summarize_story, tell_story
 from app.presentation.result_text import describe_certificate, describe_saved, describe_trace
+from app.presentation.start_text import describe_start
+from app.telemetry.state import current_run, describe_rank
+from app.telemetry.step_parts import show_rank_memory, split_step
 from app.text import (
     count_of,
     show_duration,
@@ -25,10 +53,6 @@ from app.text import (
 )
 
 if TYPE_CHECKING:
-    from agents.contract.data import DataPreview
-    from app.core.action import CoreApi
-    from app.events import NodeSnapshot, RunEvent, RunSnapshot
-    from app.interruption import Interruption
     from app.planning.accuracy.forecast_accuracy import Forecast, ForecastComparison
 
 SHOWN_EVENTS = 30
@@ -39,8 +63,8 @@ _RANK_HEAD = [
 ]  # fmt: skip
 
 
-def add_parser(commands: Commands) -> None:
-    verbs = add_verbs(add_command(commands, "runs", "list, show, trace, stop, resume, delete runs"))
+def declare(parser: argparse.ArgumentParser) -> None:
+    verbs = add_verbs(parser)
     add_command(verbs, "list", "list all runs", with_core(_list))
     show = _with_id(verbs, "show", "show a run and its events", _show)
     show.add_argument(
@@ -90,7 +114,7 @@ def add_parser(commands: Commands) -> None:
         "--learning-rate",
         type=float,
         metavar="R",
-        help="go on at this rate, such as half of the old one after the loss was not finite",
+        help="continue at this rate, such as half of the old one after the loss was not finite",
     )
     resume.add_argument(
         "--parallel",
@@ -110,9 +134,6 @@ def _with_id(
 
 
 async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.runs import RefreshRuns
-    from app.telemetry.state import current_run  # here and below: --help does not need it
-
     found = await core.do(RefreshRuns())  # asks the nodes, whose state decides what is shown
     now_s, nodes = time.time(), await _asked_nodes(core)
     runs = [current_run(run, nodes, now_s) for run in found]
@@ -127,8 +148,6 @@ async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 async def _asked_nodes(core: CoreApi) -> dict[str, NodeSnapshot]:
     """Return the nodes by name; only one that was asked and did not answer counts as silent."""
-    from app.core.nodes import ListNodes
-
     return {
         node.name: node
         if node.state in ("unreachable", "refused")
@@ -156,16 +175,6 @@ def _steps(run: RunSnapshot) -> str:
 
 
 async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.library import WriteRunFile
-    from app.core.runs import (
-        CompareForecast,
-        ListInterruptions,
-        ReadDataPreview,
-        ReadRunEvents,
-        RefreshRun,
-    )
-    from app.telemetry.state import current_run
-
     run = await core.do(RefreshRun(run_id=args.run))
     run = current_run(run, await _asked_nodes(core), time.time())
     if args.run_file is not None:
@@ -173,7 +182,7 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
         await core.do(WriteRunFile(spec=run.spec, path=args.run_file))
     events = await core.do(ReadRunEvents(run_id=run.run_id))
     data = await core.do(ReadDataPreview(run_id=run.run_id))
-    told = await core.do(CompareForecast(run_id=run.run_id))
+    compared = await core.do(CompareForecast(run_id=run.run_id))
     interruptions = await core.do(ListInterruptions(run_id=run.run_id))
     out.document(
         {
@@ -181,8 +190,8 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
             "events": plain(events),
             "interruptions": plain(interruptions),
             "data": plain(data),
-            "forecast": plain(told.forecast) if told else None,
-            "measured": plain(told.measured) if told else None,
+            "forecast": plain(compared.forecast) if compared else None,
+            "measured": plain(compared.measured) if compared else None,
         }
     )
     now_s = time.time()
@@ -191,20 +200,18 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     if run.ranks:
         out.text("")
         out.table(_RANK_HEAD, _ranks(run, now_s))
-    if told is not None:
-        _print_stages(told.forecast, out)
-        _print_comparison(told, out)
+    if compared is not None:
+        _print_stages(compared.forecast, out)
+        _print_comparison(compared, out)
     if args.data:
         out.text("")
         _print_data(data, out)
-    _tell_interruptions(interruptions, now_s, out)
-    _tell_events(events, now_s, out)
+    _print_interruptions(interruptions, now_s, out)
+    _print_events(events, now_s, out)
     return 0
 
 
-def _tell_interruptions(found: Sequence[Interruption], now_s: float, out: Output) -> None:
-    from app.presentation.interruption_text import summarize_story, tell_story
-
+def _print_interruptions(found: Sequence[Interruption], now_s: float, out: Output) -> None:
     if found:
         out.text("")
         out.text(f"{summarize_story(found)}:")
@@ -230,7 +237,7 @@ def _print_stages(forecast: Forecast, out: Output) -> None:
 
 
 def _print_comparison(found: ForecastComparison, out: Output) -> None:
-    from app.presentation.plan_text import describe_comparison
+    from app.presentation.plan_text import describe_comparison  # planning: a list needs none
 
     rows = describe_comparison(found)
     if rows:
@@ -248,7 +255,7 @@ def _print_data(data: DataPreview | None, out: Output) -> None:
         print_preview(data, out)
 
 
-def _tell_events(events: Sequence[RunEvent], now_s: float, out: Output) -> None:
+def _print_events(events: Sequence[RunEvent], now_s: float, out: Output) -> None:
     if events:
         out.text("")
     if len(events) > SHOWN_EVENTS:
@@ -258,8 +265,6 @@ def _tell_events(events: Sequence[RunEvent], now_s: float, out: Output) -> None:
 
 
 def _facts(run: RunSnapshot, now_s: float) -> list[tuple[str, str]]:
-    from app.presentation.start_text import describe_start  # as in `_list`
-
     rows = [
         ("run", f"{run.run_id} ({run.name})"),
         ("state", run.state + (f", {run.phase}" if run.phase else "")),
@@ -294,9 +299,6 @@ def _evaluation(run: RunSnapshot) -> str:
 
 
 def _ranks(run: RunSnapshot, now_s: float) -> list[list[str]]:
-    from app.telemetry.state import describe_rank
-    from app.telemetry.step_parts import show_rank_memory, split_step
-
     return [
         [
             str(rank.rank),
@@ -315,8 +317,6 @@ def _ranks(run: RunSnapshot, now_s: float) -> list[list[str]]:
 
 
 async def _logs(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.cli.logs import follow_logs, print_logs
-
     if not args.follow:
         return await print_logs(core, args.run, args.rank, args.attempt, out)
     if args.attempt is not None:
@@ -328,8 +328,6 @@ async def _logs(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _save(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.runs import SaveCheckpoint
-
     out.note("requested; the checkpoint is saved at the end of the current step")
     saved = await core.do(SaveCheckpoint(run_id=args.run))
     out.document(saved)
@@ -338,8 +336,6 @@ async def _save(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _trace(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.runs import TraceRun
-
     out.note("requested; recording begins after the current step")
     made = await core.do(TraceRun(run_id=args.run, num_steps=args.steps))
     out.document(made)
@@ -361,9 +357,6 @@ async def _trace(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _stop(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.action import sentences
-    from app.core.runs import StopRun, StopRunOnNode
-
     # Before the action, which answers only when the ranks have ended.
     out.note("stopping; the ranks finish their step and save a checkpoint")
     if args.node is not None:
@@ -378,8 +371,6 @@ async def _stop(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _take_over(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.runs import TakeOverRun
-
     run = await core.do(TakeOverRun(run_id=args.run))
     out.document(run)
     out.text(f"{run.run_id} is this master's now: it resumes the run after a loss")
@@ -387,8 +378,6 @@ async def _take_over(core: CoreApi, args: argparse.Namespace, out: Output) -> in
 
 
 async def _resume(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.runs import AwaitCertificate, RefreshRun, ResumeRun
-
     resume = ResumeRun(
         run_id=args.run,
         checkpoint=args.checkpoint,
@@ -403,8 +392,6 @@ async def _resume(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
             "Leave one of them out.",
         )
     if args.watch:
-        from app.cli.kit.watching import Watching
-
         # Events carry the whole id, and `args.run` may be its first characters only.
         run_id = (await core.do(RefreshRun(run_id=args.run))).run_id
         with Watching(core, out, run_id) as watching:
@@ -427,8 +414,6 @@ async def _resume(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _delete(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.runs import EraseRun
-
     later = await core.do(EraseRun(run_id=args.run))
     out.document({"deleted": args.run, "nodes_not_reached": list(later)})
     out.text(f"{args.run} is deleted")

@@ -54,7 +54,7 @@ def test_self() -> int:
             began_s = time.monotonic()
             try:
                 said, mark = step(home / "master"), "ok    "
-            except Exception as error:  # noqa: BLE001 - an edge: whatever fails is the result
+            except Exception as error:  # noqa: BLE001 - an edge: each failure is a result
                 said, mark = f"{type(error).__name__}: {error}", "FAILED"
                 num_failed += 1
             print(f"{mark} {name}: {said} ({time.monotonic() - began_s:.1f} s)", flush=True)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from app.cli.kit.command import Commands, add_command, add_verbs, with_core
+from app.cli.kit.command import add_command, add_verbs, with_core
 from app.cli.kit.output import Output
+from app.core.action import CoreApi
+from app.core.nodes import GetAddress
 from app.errors import UsageError
-
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
-    from app.settings import Setting, Value
+from app.settings import SETTINGS, Setting, Value
 
 
-def add_parser(commands: Commands) -> None:
-    verbs = add_verbs(add_command(commands, "settings", "list and change settings"))
+def declare(parser: argparse.ArgumentParser) -> None:
+    verbs = add_verbs(parser)
     add_command(verbs, "list", "list all settings with their values", with_core(_list))
     change = add_command(verbs, "set", "change a setting", with_core(_set))
     change.add_argument("key", metavar="KEY")
@@ -29,8 +27,6 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.settings import SETTINGS
-
     settings = core.settings
     rows = [
         {
@@ -53,9 +49,6 @@ async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _set(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import GetAddress
-    from app.settings import SETTINGS
-
     setting = next((s for s in SETTINGS if s.key == args.key), None)
     if setting is None:
         keys = ", ".join(s.key for s in SETTINGS)
@@ -74,7 +67,7 @@ async def _set(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 def _read(setting: Setting, text: str) -> Value:
     """Return the value of `text` for the setting, which itself refuses invalid values."""
-    # An unreadable text is passed on as it is: the setting's own check names the limits.
+    # An unreadable text is passed on unchanged: the setting's own check names the limits.
     if setting.kind == "switch":
         return {"on": True, "true": True, "off": False, "false": False}.get(text.lower(), text)
     if setting.kind == "number":

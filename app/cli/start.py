@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from app.cli.kit.command import Commands, add_command, add_run_file, with_core
+from agents.contract.spec import RunSpec
+from app.cli.kit.command import add_run_file, with_core
 from app.cli.kit.output import Output
+from app.cli.kit.watching import Watching
+from app.core.action import CoreApi
+from app.core.library import ListSentFiles, ReadRunFile
+from app.core.runs import RunAnnounced, StartRun
+from app.library.sent_files import say_sent
 from app.text import show_list
 
-if TYPE_CHECKING:
-    from agents.contract.spec import RunSpec
-    from app.core.action import CoreApi
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "start", "start a run from its run file", with_core(_start))
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=with_core(_start))
     add_run_file(parser)
     parser.add_argument("--watch", action="store_true", help="show progress until the run ends")
 
 
 async def _start(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.library import ListSentFiles, ReadRunFile
-    from app.core.runs import RunAnnounced, StartRun
-    from app.library.sent_files import say_sent
-
     spec = await core.do(ReadRunFile(path=args.run_file, settings=args.set))
     for sent in await core.do(ListSentFiles(spec=spec)):
         out.note(f"goes to nodes that lack it: {say_sent(sent)}")
@@ -44,9 +41,6 @@ async def _start(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _start_and_watch(core: CoreApi, spec: RunSpec, out: Output) -> int:
-    from app.cli.kit.watching import Watching
-    from app.core.runs import RunAnnounced, StartRun
-
     def report(event: object) -> None:
         if isinstance(event, RunAnnounced):
             out.text(event.run_id)

@@ -1,28 +1,24 @@
-"""`rackless nodes storage`: what lies on a node's disk, what needs it, and deleting some of it."""
+"""`rackless nodes storage`: list the items on a node's disk and why they stay, or delete some."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING
 
+from app.artifacts.node_storage import FreedStorage
+from app.artifacts.storage_rules import choose, describe_storage
 from app.cli.kit.output import Output, confirm, plain
+from app.core.action import CoreApi
+from app.core.storage import FreeStorage, ReadStorage
 from app.text import count_of, show_bytes, show_moment
-
-if TYPE_CHECKING:
-    from app.artifacts.node_storage import FreedStorage
-    from app.core.action import CoreApi
 
 
 async def show_storage(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    """Print what lies on a node, delete what is asked for, and return the exit code.
+    """Print the items on a node, delete the requested ones, and return the exit code.
 
     Raises:
-        UserError: the node does not answer, or what to delete is not there or protected.
+        UserError: the node does not answer, or an item to delete is missing or protected.
     """
-    from app.artifacts.storage_rules import choose, describe_storage
-    from app.core.storage import FreeStorage, ReadStorage
-
     found = await core.do(ReadStorage(node=args.name))
     now_s = time.time()
     rows = [
@@ -50,12 +46,12 @@ async def show_storage(core: CoreApi, args: argparse.Namespace, out: Output) -> 
         freed = await core.do(
             FreeStorage(node=args.name, names=[one.name for one in chosen]), out.report
         )
-        _tell(freed, out)
+        _print_freed(freed, out)
     out.document({**plain(found), "freed": plain(freed)})
     return 1 if freed is not None and freed.kept else 0
 
 
-def _tell(freed: FreedStorage, out: Output) -> None:
+def _print_freed(freed: FreedStorage, out: Output) -> None:
     out.text(f"{show_bytes(freed.freed_bytes)} are free again on {freed.node}")
     for name, reason in freed.kept:
         out.note(f"{name} stays: {reason}")

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import signal
 import sys
-from typing import TYPE_CHECKING
 
-from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.command import with_core
 from app.cli.kit.output import Output
+from app.cli.kit.watching import ChangeLines, while_read
+from app.core.action import CoreApi
+from app.core.nodes import ConnectNodes, ListNodes
+from app.core.runs import ListRuns
+from app.core.watch_service.service import ServiceReport
+from app.core.watch_service.system import this_command, user_service
 from app.errors import UserError
+from app.events import ACTIVE_STATES, NodeSnapshot
+from app.paths import default_home
 from app.text import count_of
 
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
-    from app.core.watch_service.service import ServiceReport
-    from app.events import NodeSnapshot
 
-
-def add_parser(commands: Commands) -> None:
-    text = "watch all nodes and runs without a window, and resume runs that lost a rank or node"
-    parser = add_command(commands, "watch", text, _run)
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=_run)
     service = parser.add_mutually_exclusive_group()
     service.add_argument(
         "--install", action="store_true", help="make it a service of your user, and start it"
@@ -39,14 +42,6 @@ def _run(args: argparse.Namespace, out: Output) -> int:
 
 
 async def _watch(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    import asyncio  # here and below: --help does not need it
-    import signal
-
-    from app.cli.kit.watching import ChangeLines, while_read
-    from app.core.nodes import ConnectNodes
-    from app.core.runs import ListRuns
-    from app.events import ACTIVE_STATES
-
     nodes = await _require_nodes(core)
     ended = asyncio.Event()
     # Windows event loops have no signal handlers.
@@ -64,8 +59,6 @@ async def _watch(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _require_nodes(core: CoreApi) -> tuple[NodeSnapshot, ...]:
-    from app.core.nodes import ListNodes
-
     nodes = await core.do(ListNodes())
     if not nodes:
         raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
@@ -73,11 +66,6 @@ async def _require_nodes(core: CoreApi) -> tuple[NodeSnapshot, ...]:
 
 
 async def _install(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    import asyncio
-
-    from app.core.watch_service.system import this_command, user_service
-    from app.paths import default_home
-
     # The service would fail again and again.
     await _require_nodes(core)
     service = user_service()
@@ -93,8 +81,6 @@ async def _install(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 def _uninstall(out: Output) -> int:
-    from app.core.watch_service.system import user_service
-
     report = user_service().uninstall()
     out.document(report)
     if not report.file:
@@ -106,8 +92,6 @@ def _uninstall(out: Output) -> int:
 
 
 def _show_status(out: Output) -> int:
-    from app.core.watch_service.system import user_service
-
     report = user_service().status()
     out.document(report)
     if report.state == "not installed":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.cli.kit.command import Commands, add_command, with_core
 from app.cli.kit.output import Output
-
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
+from app.core.action import CoreApi
+from app.core.nodes import MakeWindowsScript, SaveWindowsScript
+from app.flows.windows_script import how_to_run, list_steps
+from app.provisioning.windows.offer import ScriptOptions
 
 
 def add_windows_verb(verbs: Commands) -> None:
@@ -41,10 +41,6 @@ def add_windows_verb(verbs: Commands) -> None:
 
 
 async def _save(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import MakeWindowsScript, SaveWindowsScript
-    from app.flows.windows_script import how_to_run, list_steps
-    from app.provisioning.windows.offer import ScriptOptions
-
     options = ScriptOptions(
         distro=args.distro,
         ssh_port=args.port,

@@ -26,7 +26,7 @@ class ExportModel(Action["ExportedModel"]):
     """Write a run's model to the new folder `out`.
 
     Raises:
-        UserError: `out` is in use, no whole checkpoint is there, or it could not be made.
+        UserError: `out` is in use, no complete checkpoint is available, or the export failed.
     """
 
     request: ExportRequest
@@ -44,7 +44,7 @@ class ExportModel(Action["ExportedModel"]):
 
 @action("artifacts.plan_export")
 class PlanExport(Action["ExportPlan"]):
-    """Forecast an export: what it makes, what it takes on each node, where it cannot be made.
+    """Forecast an export: its files, its time and memory on each node, nodes that cannot run it.
 
     Raises:
         UserError: there is no such run, format, type, node or data file.
@@ -65,7 +65,7 @@ class ListArtifacts(Action["tuple[ArtifactSnapshot, ...]"]):
     Copies on this PC are checked by file names and sizes only; `VerifyArtifact` reads them.
 
     Raises:
-        UserError: there is no such run, and no artifact of one that is deleted.
+        UserError: neither a run nor an artifact has this run id.
     """
 
     run_id: str | None = None
@@ -85,7 +85,7 @@ class GetArtifact(Action["ArtifactSnapshot"]):
     """Return the artifact NAME (its newest version) or NAME:VERSION.
 
     Raises:
-        UserError: there is none.
+        UserError: the artifact is unknown.
     """
 
     name: str
@@ -108,6 +108,7 @@ class AddArtifact(Action["ArtifactSnapshot"]):
     async def perform(self, core: CoreState, report: Report) -> ArtifactSnapshot:
         from app.artifacts import record
 
+        # On threads, here and below: a folder may be large, or on a network drive.
         found = await asyncio.to_thread(record.add_folder, core.services, self.folder, self.name)
         core.events.publish(ArtifactsChanged())
         return found
@@ -118,7 +119,7 @@ class CopyArtifact(Action["ArtifactSnapshot"]):
     """Copy an artifact to a node, by its name, or to a new folder on this PC.
 
     Raises:
-        UserError: there is none, no whole copy can be read, or the place cannot take it.
+        UserError: it is unknown, no complete copy is readable, or the destination cannot take it.
     """
 
     name: str
@@ -137,8 +138,8 @@ class PushArtifact(Action["ArtifactSnapshot"]):
     """Push an artifact to the model `hub_id` of the Hugging Face hub, with the user's token.
 
     Raises:
-        UserError: no copy is on this PC, there is no token, it may not write there, or the
-            hub cannot be reached.
+        UserError: this PC has no copy or no token, the token may not write there, or the hub
+            cannot be reached.
     """
 
     name: str
@@ -178,7 +179,7 @@ class DeleteCopies(Action["DeletedArtifact"]):
     """Delete one copy of an artifact, or (None) all of them and the artifact itself.
 
     Raises:
-        UserError: there is no such copy, or none would be left and `even_last` is not set.
+        UserError: the copy is unknown, or is the last one and `even_last` is not set.
     """
 
     name: str
@@ -228,7 +229,7 @@ class ReadCard(Action[str]):
 
 @action("artifacts.write_modelfile")
 class WriteModelfile(Action["Path | None"]):
-    """Write the Modelfile that a command for Ollama uses beside the weights; return its path.
+    """Write the Modelfile of an Ollama command into the folder of the weights; return its path.
 
     Raises:
         UserError: the folder is gone, or cannot be written.
@@ -262,7 +263,7 @@ class CheckExportFolders(Action[None]):
 
 @action("artifacts.check_calibration")
 class CheckCalibration(Action[int]):
-    """Return the number of words a data file has to calibrate with; 0: not counted.
+    """Return the number of words in a calibration file; 0 if they were not counted.
 
     Raises:
         UserError: the file does not exist, is not data, or is too short.

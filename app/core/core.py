@@ -97,7 +97,7 @@ async def _call_all(calls: list[Callable[[], Awaitable[None]]]) -> None:
 
 
 def _open_home(paths: Paths) -> tuple[str, Database]:
-    """Return what to tell the user of the home, and its database."""
+    """Return a notice about the home for the user (empty: none), and its database."""
     from app.private_home import make_private
 
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @action("hub.find_token")
 class FindToken(Action["TokenPlace"]):
-    """Return where this PC's token of the hub comes from, without asking the hub."""
+    """Return the source of this PC's hub token, without asking the hub."""
 
     async def perform(self, core: CoreState, report: Report) -> TokenPlace:
         # Imported on use, here and below: other actions start sooner.
@@ -29,7 +29,7 @@ class FindToken(Action["TokenPlace"]):
 
 @action("hub.describe_token")
 class DescribeToken(Action[str]):
-    """Return where this PC's token lies, for a sentence; empty: there is none."""
+    """Return where this PC's token is stored, as part of a sentence; empty without a token."""
 
     async def perform(self, core: CoreState, report: Report) -> str:
         from app.hub.hub_token import describe_place
@@ -50,6 +50,7 @@ class SaveToken(Action[str]):
     async def perform(self, core: CoreState, report: Report) -> str:
         from app.hub.hub_token import keep_token
 
+        # On a thread: it queries the hub, and the keyring may ask the user to unlock it.
         return await asyncio.to_thread(keep_token, self.token)
 
 
@@ -77,7 +78,7 @@ class DeleteToken(Action["tuple[NodeToken, ...]"]):
 
 @action("hub.node_tokens")
 class ListNodeTokens(Action["tuple[NodeToken, ...]"]):
-    """Return which nodes (default: all) have this PC's token of the hub.
+    """Return whether each node (default: all nodes) has this PC's hub token.
 
     Raises:
         UserError: this PC has no token, or a node is unknown.
@@ -130,6 +131,7 @@ async def _choose_clients(
     from app.hub.hub_token import read_token
     from app.hub.node_tokens import choose_others
 
+    # On a thread: the keyring may ask the user to unlock it.
     token = await asyncio.to_thread(read_token)
     chosen = choose_others(core.fleet.snapshots(), names)
     return {name: core.fleet.client(name) for name in chosen}, token

@@ -64,7 +64,7 @@ class PreviewData(Action["DataPreview"]):
 
 @action("library.find_missing")
 class FindMissing(Action["dict[str, str]"]):
-    """Return why `model`, `data.train` or `data.eval` cannot be used, for each that cannot."""
+    """Return the reason for each of `model`, `data.train` and `data.eval` that cannot be used."""
 
     names: Mapping[str, str]
 
@@ -82,13 +82,14 @@ class FindMissing(Action["dict[str, str]"]):
 
 @action("library.list_sent")
 class ListSentFiles(Action["tuple[SentFiles, ...]"]):
-    """Return which files of this PC a run copies to its nodes."""
+    """Return the files of this PC that a run copies to its nodes."""
 
     spec: RunSpec
 
     async def perform(self, core: CoreState, report: Report) -> tuple[SentFiles, ...]:
         from app.library.sent_files import list_sent
 
+        # On a thread: a network drive may take long to answer.
         return await asyncio.to_thread(list_sent, self.spec)
 
 
@@ -140,7 +141,7 @@ class DeleteRecipe(Action["Recipe"]):
     """Delete one of the user's own recipes.
 
     Raises:
-        UserError: there is none, or it ships with Rackless.
+        UserError: the recipe is unknown, or ships with Rackless.
     """
 
     name: str

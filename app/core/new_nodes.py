@@ -1,4 +1,4 @@
-"""Actions that add nodes, let them accept our key, and find them at other addresses."""
+"""Actions that add nodes, install this PC's SSH key on them, and find them at new addresses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from app.core.state import CoreState
     from app.events import NodeSnapshot
     from app.flows.node_list import NodeLine
-    from app.nodes.discovery.candidate import Candidate
+    from app.nodes.discovery.candidate import PcCandidate
     from app.nodes.key_copy import CopiedKey
     from app.nodes.node import NodeAddress
     from app.nodes.ssh_hosts import SshHost
@@ -30,7 +30,7 @@ class ResolveHost(Action["SshHost"]):
 
     Raises:
         RunsPrograms: it names another command; ask, then call again with it.
-        UserError: target or configuration is written wrongly.
+        UserError: the target or ~/.ssh/config is malformed.
     """
 
     target: str
@@ -51,16 +51,16 @@ class ResolveHost(Action["SshHost"]):
 
 
 @action("nodes.discover")
-class DiscoverPcs(Action["tuple[Candidate, ...]"]):
+class DiscoverPcs(Action["tuple[PcCandidate, ...]"]):
     """Return PCs of ~/.ssh/config and of this network that could become nodes.
 
-    Nothing but a TCP connection to their SSH ports is made.
+    It only opens a TCP connection to their SSH ports.
 
     Raises:
         UserError: ~/.ssh/config cannot be read.
     """
 
-    async def perform(self, core: CoreState, report: Report) -> tuple[Candidate, ...]:
+    async def perform(self, core: CoreState, report: Report) -> tuple[PcCandidate, ...]:
         from app.nodes.discovery.discover import discover
 
         return await discover([core.fleet.node(name) for name in core.fleet.names()])
@@ -68,9 +68,9 @@ class DiscoverPcs(Action["tuple[Candidate, ...]"]):
 
 @action("nodes.add_list")
 class AddNodeList(Action["tuple[NodeOutcome, ...]"]):
-    """Add many PCs at once; return what became of each line, in their order.
+    """Add many PCs at once; return the outcome of each line, in order.
 
-    Lines may share jump hosts. Each password is tried once, and ends with the action.
+    Lines may share jump hosts. Each password is tried once, and discarded with the action.
     """
 
     lines: tuple[NodeLine, ...]
@@ -80,9 +80,9 @@ class AddNodeList(Action["tuple[NodeOutcome, ...]"]):
     key: Path | None = None
     """Private key file for all of them, instead of those of ~/.ssh/config."""
     run_programs: bool = False
-    """Whether the programs that ~/.ssh/config names may run."""
+    """True if programs that ~/.ssh/config names may run."""
     passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Password by account, as an outcome names it: `CopyKey` copies our key there."""
+    """Password by account as an outcome names it, with which `CopyKey` installs this PC's key."""
 
     async def perform(self, core: CoreState, report: Report) -> tuple[NodeOutcome, ...]:
         listed = _ListedNodes(core, self)
@@ -107,23 +107,23 @@ class AddNode(Action["NodeSnapshot"]):
 
         await core.fleet.join(Node(name=self.name, address=self.address), self.accept_host_key)
         core.save_node(self.name)
-        # On since `ConnectNodes`, as in the window: every node stays connected, also a new one.
+        # Set since `ConnectNodes`, as in the window: a new node stays connected like the others.
         if core.background.is_on:
             await core.fleet.connect((self.name,))
-        # The PC may have carried runs of an earlier store, or of this one before it was removed.
+        # The PC may remember runs of an earlier store, or of this one before its removal.
         await search_nodes(core.services, (self.name,))
         return await core.fleet.refresh(self.name)
 
 
 @action("nodes.copy_key")
 class CopyKey(Action["CopiedKey"]):
-    """Let an account that refuses our keys accept one, which LoginRefused has named.
+    """Install the key that LoginRefused named in an account that refuses this PC's keys.
 
-    The password is used for this and kept nowhere.
+    The password is used once and not stored.
 
     Raises:
         HostKeyUnknown: first connection; ask the user, then call again with its fingerprint.
-        LoginRefused: the password is wrong, or the key is refused still.
+        LoginRefused: the password is wrong, or the key is still refused.
         UserError: the key cannot be added there.
     """
 
@@ -161,10 +161,10 @@ class TakeBackKey(Action[bool]):
 
 @action("nodes.set_address")
 class SetAddress(Action["NodeSnapshot"]):
-    """Reach a node at a new address from now on, if it is the same PC.
+    """Use a new address for a node, if it leads to the same PC.
 
     Raises:
-        HostKeyUnknown: its host key is another one; ask, then call again with its fingerprint.
+        HostKeyUnknown: the host key differs; ask the user, then call again with its fingerprint.
         UserError: it cannot be reached there, or is another PC; the old address stays.
     """
 
@@ -182,7 +182,7 @@ class SetAddress(Action["NodeSnapshot"]):
 
 @action("nodes.find")
 class FindNode(Action["NodeSnapshot"]):
-    """Look for a node at another address of this network, and reach it there from now on.
+    """Find a node at a new address of this network, and use that address from now on.
 
     Raises:
         UserError: no PC of this network has its host key and machine id.
@@ -220,10 +220,10 @@ class _ListedNodes:
         self._request = request
         self._copying = asyncio.Lock()
         self._refused: dict[str, LoginRefused] = {}
-        """Accounts that did not take their password."""
+        """Accounts that refused their password, with the error."""
 
     async def add(self, line: NodeLine) -> NodeOutcome:
-        """Add one PC and return what became of it."""
+        """Add one PC and return the outcome."""
         if line.problem:
             return NodeOutcome(line=line, state="failed", message=line.problem)
         try:
@@ -243,7 +243,7 @@ class _ListedNodes:
         return NodeOutcome(line=line, state="added", message=node.address)
 
     async def _resolve(self, target: str) -> SshAddress:
-        """Return the address of a target, with all programs of ~/.ssh/config or with none."""
+        """Return the address of a target; with `run_programs`, agree to each of its programs."""
         agreed: tuple[str, ...] = ()
         while True:
             ask = ResolveHost(target=target, key=self._request.key, agreed=agreed)
@@ -276,15 +276,13 @@ class _ListedNodes:
                     raise
                 passed.add(account)
                 address = await self._let_in(address, account, accepted)
-                # It is stored by now, and says nothing about the next host on the way.
+                # The fingerprint is stored by now; the next host on the way has its own.
                 accepted = None
 
     async def _let_in(self, address: SshAddress, account: str, accepted: str | None) -> SshAddress:
-        """Let an account on the way accept our key; return the address with the key it needs.
-
-        One at a time: PCs share jump hosts, where a password is tried once, and all of them may get
-        the one key that is made here.
-        """
+        """Install this PC's key in an account on the way; return the address with that key."""
+        # Serialized: PCs may share a jump host, where each password is tried once, and the key that
+        # the first call creates serves the others.
         async with self._copying:
             if account in self._refused:
                 raise self._refused[account]

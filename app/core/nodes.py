@@ -30,14 +30,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RowChecked:
-    """Event: a check has found out about a node."""
+    """Event: a check has finished a row about a node."""
 
     row: CheckRow
 
 
 @action("nodes.wsl_distros")
 class ListDistros(Action["tuple[str, ...]"]):
-    """Return the names of the WSL distros of this PC; none where there is no WSL."""
+    """Return the names of this PC's WSL distros; empty without WSL."""
 
     async def perform(self, core: CoreState, report: Report) -> tuple[str, ...]:
         # Imported on use, here and below: other actions start sooner.
@@ -75,6 +75,7 @@ class WakeNode(Action["NodeSnapshot"]):
 
         node = core.fleet.node(self.name)
         others = [one for one in core.fleet.snapshots() if one.name != self.name]
+        # A command has not contacted the nodes yet, so any of them may turn out to be online.
         helpers = [
             core.fleet.client(one.name)
             for one in others
@@ -182,7 +183,7 @@ class SetUpNode(Action["EnvironmentReport"]):
     name: str
     python: str | None = None
     accept_index: bool = False
-    """Whether the user agrees to hashes that PyTorch's index names."""
+    """True if the user accepts the hashes that PyTorch's index names."""
 
     async def perform(self, core: CoreState, report: Report) -> EnvironmentReport:
         from app.provisioning.environment import setup_environment
@@ -214,7 +215,7 @@ class SetUpNode(Action["EnvironmentReport"]):
 
 @action("nodes.kept")
 class ListLeftovers(Action["tuple[KeptItem, ...]"]):
-    """Return what building environments has left on a node, the largest first.
+    """Return the leftovers of environment builds on a node, the largest first.
 
     Raises:
         UserError: the node does not answer.
@@ -230,10 +231,10 @@ class ListLeftovers(Action["tuple[KeptItem, ...]"]):
 
 @action("nodes.prune")
 class PruneNode(Action[int]):
-    """Delete kept items of a node by name; return the bytes that this frees.
+    """Delete kept items of a node by name; return the number of bytes freed.
 
     Raises:
-        UserError: one is needed by now, or the node does not answer.
+        UserError: an item is in use by now, or the node does not answer.
     """
 
     name: str
@@ -277,7 +278,7 @@ class CheckNodes(Action["tuple[CheckRow, ...]"]):
 
 @action("nodes.windows_script")
 class MakeWindowsScript(Action["WindowsScript"]):
-    """Return the script that prepares the Windows of a node in WSL, known already or not yet.
+    """Return the script that prepares Windows for a node in WSL, added already or not yet.
 
     Raises:
         UserError: the name or an option cannot be used.
@@ -314,7 +315,7 @@ class SaveWindowsScript(Action["Path"]):
 
 @action("nodes.links")
 class ListLinks(Action["tuple[LinkSnapshot, ...]"]):
-    """Return the links that the last checks measured, each direction by itself."""
+    """Return the links measured by the last checks, one for each direction."""
 
     async def perform(self, core: CoreState, report: Report) -> tuple[LinkSnapshot, ...]:
         return tuple(
@@ -334,8 +335,8 @@ class CalibrateNode(Action["tuple[Calibration, ...]"]):
     """Measure the GPUs of a node (else its CPU), 20 seconds each; plans use it from then on.
 
     Raises:
-        UserError: it has no training environment, a run uses a GPU, or a measurement cannot be
-            believed, as on a busy PC; it is not saved, but those of other GPUs are.
+        UserError: it has no training environment, a run uses a GPU, or a measurement is not
+            plausible, as on a busy PC; that one is not saved, those of other GPUs are.
     """
 
     name: str
@@ -351,6 +352,7 @@ class CalibrateNode(Action["tuple[Calibration, ...]"]):
         for device_id, calibration in found.items():
             if device_id not in faults:
                 core.services.planning.save_calibration(self.name, device_id, calibration)
+        # Raised only now: the measurements of the other GPUs are saved.
         for error in faults.values():
             raise error
         return tuple(found.values())
@@ -368,7 +370,7 @@ class ListCalibrations(Action["dict[str, Calibration]"]):
 
 
 async def _follow_addresses(core: CoreState) -> None:
-    """Look for silent nodes at other addresses, less and less often, where that is wanted."""
+    """Search for silent nodes at other addresses, with growing pauses, if the setting allows it."""
     from app.core.new_nodes import FindNode
     from app.nodes.identity import SilentNodes
 

@@ -1,4 +1,4 @@
-"""Actions on what a check has found: show a repair, apply it, check again, and undo it."""
+"""Actions on the findings of a check: preview a repair, apply it, check again, and undo it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 @action("repairs.preview")
 class ShowRepair(Action["RepairPreview"]):
-    """Return what a repair would do on a node now, and how an administrator's rights are had
-    there; changes nothing.
+    """Preview a repair on a node, and the way to administrator rights there; changes nothing.
 
     Raises:
         UserError: there is no such node, or it does not answer.
@@ -36,13 +35,13 @@ class ShowRepair(Action["RepairPreview"]):
 
 @action("repairs.apply")
 class ApplyRepair(Action["Change"]):
-    """Apply a repair to a node as it was shown, and return its record from the node's log.
+    """Apply a previewed repair to a node, and return its record from the node's log.
 
-    The record has a problem if a step failed; what was done before can be undone. The password
-    goes to the node's sudo and is kept nowhere.
+    If a step failed, the record has a problem, and the steps before it can be undone. The
+    password goes to the node's sudo and is not stored.
 
     Raises:
-        AdminRefused: sudo did not take the password, or may not be used; nothing was changed.
+        AdminRefused: sudo refused the password or the user; nothing was changed.
         UserError: it cannot be applied; nothing was changed.
     """
 
@@ -68,7 +67,7 @@ class ApplyRepair(Action["Change"]):
 
 @action("repairs.retest")
 class RetestRow(Action["tuple[CheckRow, ...]"]):
-    """Check again what a row was about.
+    """Repeat the check of a row.
 
     Raises:
         UserError: there is no such node.
@@ -76,7 +75,7 @@ class RetestRow(Action["tuple[CheckRow, ...]"]):
 
     row: CheckRow
     names: Sequence[str] = ()
-    """Nodes that were checked then; empty: all."""
+    """Nodes of the original check; empty: all."""
 
     async def perform(self, core: CoreState, report: Report) -> tuple[CheckRow, ...]:
         from app.provisioning.retest import retest
@@ -86,7 +85,7 @@ class RetestRow(Action["tuple[CheckRow, ...]"]):
 
 @action("repairs.changes")
 class ReadChanges(Action["ChangeList"]):
-    """Return what repairs have changed on a node, from its own log, the oldest first.
+    """Return the changes that repairs made on a node, from its own log, the oldest first.
 
     Raises:
         UserError: there is no such node, or it does not answer.
@@ -105,7 +104,7 @@ class UndoChanges(Action["tuple[Change, ...]"]):
     """Undo changes of a node, the newest first.
 
     Raises:
-        AdminRefused: sudo did not take the password, or may not be used; nothing was changed.
+        AdminRefused: sudo refused the password or the user; nothing was changed.
         UserError: there is no such change, or it cannot be done; nothing was changed.
     """
 

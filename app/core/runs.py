@@ -39,7 +39,7 @@ CERTIFICATE_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class RunAnnounced:
-    """Event: nothing refuses a run, and it has an id."""
+    """Event: a run has passed all checks and has an id."""
 
     run_id: str
 
@@ -97,7 +97,7 @@ class PlanRun(Action["Plan"]):
 
 @action("runs.start")
 class StartRun(Action["RunSnapshot"]):
-    """Start a run, and report `RunAnnounced` once nothing refuses it.
+    """Start a run, and report `RunAnnounced` once it has passed all checks.
 
     If cancelled, it leaves nothing behind, or a failed run that can be resumed.
 
@@ -142,7 +142,7 @@ class StopRun(Action["RunSnapshot"]):
 
 @action("runs.stop_on")
 class StopRunOnNode(Action["RunSnapshot | AttemptStatus"]):
-    """Stop a run that may be another master's by what `node` trains of it.
+    """Stop a run that may be another master's, through `node`, which trains part of it.
 
     An active run of this master is stopped everywhere, as by `StopRun`.
 
@@ -164,7 +164,7 @@ class StopRunOnNode(Action["RunSnapshot | AttemptStatus"]):
 
 @action("runs.take_over")
 class TakeOverRun(Action["RunSnapshot"]):
-    """Make this master the one that resumes a run which another one has launched.
+    """Let this master, instead of the one that launched a run, resume it after a loss.
 
     Raises:
         UserError: it is this master's already, or done, or too few of its nodes answer.
@@ -229,8 +229,8 @@ class ResumeRun(Action["RunSnapshot"]):
     nodes: tuple[str, ...] | None = None
     """Nodes to train on; None: as before."""
     verify_steps: int | None = None
-    """Start so far back that as many logged steps are replayed and compared; `AwaitCertificate`
-    returns the result."""
+    """Number of logged steps to replay and compare first; `AwaitCertificate` returns the result.
+    None: no verification."""
     learning_rate: float | None = None
     """Learning rate from now on; None: as before."""
     parallel: Parallel | None = None
@@ -241,6 +241,7 @@ class ResumeRun(Action["RunSnapshot"]):
         from app.runs.lifecycle.resume import Changes, resume_run
 
         run_id = core.full_id(self.run_id)
+        # The stored state may be outdated, and a run that still trains must not be resumed.
         await refresh_run(core.services, run_id)
         await resume_run(
             core.services,
@@ -276,7 +277,7 @@ class AwaitCertificate(Action["Certificate | None"]):
 
 @action("runs.delete")
 class EraseRun(Action["tuple[str, ...]"]):
-    """Delete a run with its checkpoints; return the nodes that will do so later.
+    """Delete a run with its checkpoints; return the silent nodes, which delete theirs later.
 
     Raises:
         UserError: it is active.
@@ -354,7 +355,7 @@ class WatchRun(Action["RunSnapshot"]):
 class SyncRun(Action[None]):
     """Fetch the newest bytes of a run's logs and journals from the nodes that answer.
 
-    Of all its attempts: an earlier one may have run while no master was there.
+    All attempts are synced: an earlier one may have run while no master was connected.
     """
 
     run_id: str
@@ -399,7 +400,7 @@ class ReadRunEvents(Action["list[RunEvent]"]):
 
 @action("runs.interruptions")
 class ListInterruptions(Action["tuple[Interruption, ...]"]):
-    """Return the losses of a run and how it went on, oldest first."""
+    """Return the interruptions of a run with their recoveries, oldest first."""
 
     run_id: str
 
@@ -421,9 +422,9 @@ class ReadDataPreview(Action["DataPreview | None"]):
 
 @action("runs.forecast_comparison")
 class CompareForecast(Action["ForecastComparison | None"]):
-    """Return the forecast of a run's newest attempt beside its measurements.
+    """Return forecast and measurements of a run's newest attempt.
 
-    None: there is no forecast, as for a run that only the nodes remember.
+    None without a forecast, as for a run that only the nodes remember.
     """
 
     run_id: str
@@ -469,9 +470,10 @@ class FindCheckpoints(Action["tuple[CheckpointSnapshot, ...]"]):
 
 @action("runs.list_caveats")
 class ListCaveats(Action["Caveats"]):
-    """Return what a run leaves as it is, and on which known nodes its layers are not compiled.
+    """Return the parts of a model that a run leaves unadapted, and the known nodes whose layers
+    are not compiled.
 
-    Asks nobody: parts are None if the model's sizes are not known here, and without nodes
+    Asks no node: parts are None if the model's sizes are not known here, and without nodes
     there are no limits.
     """
 

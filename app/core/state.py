@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CoreState:
-    """What `perform` of an action works with."""
+    """State that the `perform` of an action receives."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class CoreState:
         self.database = database
         self.events = events
         self.samples: dict[str, Sample] = {}
-        """Newest sample of each node: a plan reads from it how much of a GPU others hold."""
+        """Newest sample of each node; plans read from it the GPU memory of other programs."""
         self.hosts_with_key: dict[str, SshAddress] = {}
-        """Hosts that our key was copied to for a list, by account: with the key that they need."""
+        """Addresses with the key to use, by account, of hosts where a list installed a key."""
         services.hooks.forecast = self._forecast
         services.hooks.learn = self._learn
 
@@ -74,7 +74,7 @@ class CoreState:
         return PromptStore(self.database)
 
     def full_id(self, run_id: str) -> str:
-        """Return the whole id of a run of which the user may have typed the first characters only.
+        """Return the full id of a run from its first characters.
 
         Raises:
             UserError: there is no such run, or there are several.
@@ -82,7 +82,7 @@ class CoreState:
         return self.services.runs.get(run_id).run_id
 
     def watch(self, run_id: str) -> None:
-        """Watch a run that was launched, if the core stays: a command leaves after the start."""
+        """Watch a launched run if the core stays open; a command exits after the start."""
         if self.background.is_on:
             self.background.watch(run_id)
 
@@ -98,7 +98,7 @@ class CoreState:
             self.samples[event.node] = event.sample
 
     def take_facts(self, event: Event) -> None:
-        """Store the identity of a node once it is known, such as of one of an earlier version."""
+        """Store a node's identity once it is known; earlier versions stored none."""
         if not isinstance(event, NodeChanged) or event.node.facts is None:
             return
         name = event.node.name

@@ -1,4 +1,4 @@
-"""Actions on the disks of nodes: see what lies there, and delete what may go."""
+"""Actions on the disks of nodes: list Rackless's items, and delete those that nothing needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @action("storage.look")
 class ReadStorage(Action["NodeStorage"]):
-    """Return what lies on a node below the agent's home, with the reasons to keep it.
+    """Return the items below the agent's home on a node, with the reasons to keep them.
 
     Raises:
         UserError: the node does not answer.
@@ -33,7 +33,7 @@ class ReadStorage(Action["NodeStorage"]):
 
 @action("storage.free")
 class FreeStorage(Action["FreedStorage"]):
-    """Delete items of a node by name; those that may not be deleted by now stay.
+    """Delete items of a node by name; items that have become protected stay.
 
     Raises:
         UserError: the node does not answer.

@@ -1,1 +1,1 @@
-"""Collect what a helper will ask for into one file, without secrets."""
+"""Collect what support will ask for into one file, without secrets."""

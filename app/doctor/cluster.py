@@ -10,7 +10,7 @@ from agents.contract.messages import to_wire
 from app.core.core import Core
 from app.core.nodes import ListNodes, ReadNodeLogs, RefreshNode
 from app.core.runs import ListRuns, ReadRunEvents
-from app.doctor.part import Part, json_part, keep_end, problem_part
+from app.doctor.part import ReportPart, json_part, keep_end, problem_part
 from app.errors import RacklessError, UserError, describe_error
 from app.progress import OnMessage
 
@@ -20,7 +20,7 @@ MAX_RUNS = 10
 MAX_EVENTS = 200
 
 
-async def collect_cluster(home: Path, node: str | None, progress: OnMessage) -> list[Part]:
+async def collect_cluster(home: Path, node: str | None, progress: OnMessage) -> list[ReportPart]:
     """Return the parts about runs and nodes, or one that says why the store cannot be opened.
 
     Args:
@@ -36,7 +36,7 @@ async def collect_cluster(home: Path, node: str | None, progress: OnMessage) -> 
             names = [one.name for one in await core.do(ListNodes())]
             if node is not None and node not in names:
                 raise NoSuchNode(node, names)
-            parts = [Part(name="store.txt", what="the store", text=_describe_store(core))]
+            parts = [ReportPart(name="store.txt", what="the store", text=_describe_store(core))]
             parts += await _collect_runs(core, node)
             asked = [node] if node is not None else names
             answers = await asyncio.gather(*(_ask_node(core, one, progress) for one in asked))
@@ -60,7 +60,7 @@ def _describe_store(core: Core) -> str:
     return f"opened{': ' + core.notice if core.notice else ''}\n"
 
 
-async def _collect_runs(core: Core, node: str | None) -> list[Part]:
+async def _collect_runs(core: Core, node: str | None) -> list[ReportPart]:
     known = await core.do(ListRuns())
     rows: list[dict[str, Any]] = []
     for run in [run for run in known if node is None or node in run.nodes][:MAX_RUNS]:
@@ -70,7 +70,7 @@ async def _collect_runs(core: Core, node: str | None) -> list[Part]:
     return [json_part("runs.json", "newest runs: settings, states, errors and events", rows)]
 
 
-async def _ask_node(core: Core, name: str, progress: OnMessage) -> list[Part]:
+async def _ask_node(core: Core, name: str, progress: OnMessage) -> list[ReportPart]:
     progress(f"asking {name}")
     file, what = f"nodes/{name}.json", f"facts and environment of {name}"
     try:
@@ -88,5 +88,5 @@ async def _ask_node(core: Core, name: str, progress: OnMessage) -> list[Part]:
         _, _, whole_lines = tail.text.partition("\n")
         is_cut = tail.size_bytes > len(tail.text.encode("utf-8"))
         text = keep_end(whole_lines if is_cut else tail.text)
-        parts.append(Part(name=log, what=f"end of a log on {name}", text=text))
+        parts.append(ReportPart(name=log, what=f"end of a log on {name}", text=text))
     return parts

@@ -1,4 +1,4 @@
-"""One part of a report: a file in it, and what a person reads about it first."""
+"""One part of a report: a file and its description in the table of contents."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ MAX_PART_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class ReportPart:
     name: str
     """File in the archive, such as `nodes/alpha.json`."""
     what: str
-    """What it is, in a few words."""
+    """Description in a few words."""
     text: str
 
 
-def json_part(name: str, what: str, value: object) -> Part:
+def json_part(name: str, what: str, value: object) -> ReportPart:
     """Return a part that holds a plain value as JSON."""
-    return Part(name=name, what=what, text=json.dumps(value, indent=1, default=str) + "\n")
+    return ReportPart(name=name, what=what, text=json.dumps(value, indent=1, default=str) + "\n")
 
 
-def problem_part(name: str, what: str, problem: str) -> Part:
+def problem_part(name: str, what: str, problem: str) -> ReportPart:
     """Return a part that says why its content is missing, which is often the answer."""
-    return Part(name=name, what=f"{what}: not available", text=f"not available: {problem}\n")
+    return ReportPart(name=name, what=f"{what}: not available", text=f"not available: {problem}\n")
 
 
-def absent_part(name: str, what: str) -> Part:
+def absent_part(name: str, what: str) -> ReportPart:
     """Return a part about something that nothing has been stored of so far, which is no fault."""
-    return Part(name=name, what=f"{what}: none stored yet", text="none stored yet\n")
+    return ReportPart(name=name, what=f"{what}: none stored yet", text="none stored yet\n")
 
 
 def keep_end(text: str) -> str:
@@ -45,6 +45,6 @@ def keep_end(text: str) -> str:
     return data[-MAX_PART_BYTES:].partition(b"\n")[2].decode("utf-8", "replace")
 
 
-def list_parts(parts: Sequence[Part]) -> str:
+def list_parts(parts: Sequence[ReportPart]) -> str:
     """Return the contents of a report as lines of name, size and meaning."""
     return "\n".join(f"{part.name}  ({len(part.text):,} characters): {part.what}" for part in parts)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.doctor.cluster import collect_cluster
-from app.doctor.part import Part, list_parts
+from app.doctor.part import ReportPart, list_parts
 from app.doctor.run_files import collect_run_files, newest_runs
 from app.doctor.scrub import find_people, scrub, scrub_json
 from app.doctor.this_pc import collect_this_pc
@@ -40,7 +40,7 @@ async def collect_report(
     node: str | None = None,
     keep_names: bool = False,
     progress: OnMessage = lambda text: None,
-) -> tuple[Part, ...]:
+) -> tuple[ReportPart, ...]:
     """Return the parts of a report, scrubbed, the list of contents first.
 
     Args:
@@ -68,12 +68,13 @@ def default_file(folder: Path) -> Path:
     return folder / time.strftime("rackless-report-%Y%m%d-%H%M%S.zip")
 
 
-def save_report(parts: Sequence[Part], path: Path) -> int:
+def save_report(parts: Sequence[ReportPart], path: Path) -> int:
     """Write the parts into a new zip file that only this user can read; return its size in bytes.
 
     Raises:
         UserError: the file exists, or cannot be written.
     """
+    # Packed in memory, so that the file is created only once all parts are in it.
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for part in parts:
@@ -91,12 +92,13 @@ def save_report(parts: Sequence[Part], path: Path) -> int:
     return len(data)
 
 
-def _collect_runs(paths: Paths, node: str | None) -> list[Part]:
+def _collect_runs(paths: Paths, node: str | None) -> list[ReportPart]:
     runs = newest_runs(paths)
     return [part for run_id in runs for part in collect_run_files(paths, run_id, node)]
 
 
-def _scrub_part(part: Part, people: frozenset[str]) -> Part:
+def _scrub_part(part: ReportPart, people: frozenset[str]) -> ReportPart:
+    # Line by line: a damaged line must not keep the others from being read as JSON.
     lines = part.text.splitlines() if part.name.endswith(".jsonl") else []
     text = "".join(f"{_scrub_text(line, people, None)}\n" for line in lines)
     if not lines:
@@ -105,7 +107,7 @@ def _scrub_part(part: Part, people: frozenset[str]) -> Part:
 
 
 def _scrub_text(text: str, people: frozenset[str], indent: int | None) -> str:
-    """Scrub a text; JSON stays JSON, whatever is taken out of it."""
+    """Scrub a text; JSON stays valid JSON."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -113,7 +115,7 @@ def _scrub_text(text: str, people: frozenset[str], indent: int | None) -> str:
     return json.dumps(scrub_json(value, people), indent=indent)
 
 
-def _find_people(parts: Sequence[Part]) -> frozenset[str]:
+def _find_people(parts: Sequence[ReportPart]) -> frozenset[str]:
     found = set(find_people(part.text for part in parts))
     for part in parts:
         if part.name == "nodes.json":
@@ -132,8 +134,8 @@ def _logins(text: str) -> set[str]:
         return set()
 
 
-def _make_readme(parts: Sequence[Part], keep_names: bool) -> Part:
+def _make_readme(parts: Sequence[ReportPart], keep_names: bool) -> ReportPart:
     names = "names of people stand in it" if keep_names else "names of people were replaced by USER"
     made = time.strftime("%Y-%m-%d %H:%M:%S")
     text = _README.format(made=made, names=names, contents=list_parts(parts))
-    return Part(name="README.txt", what="contents of this report", text=text)
+    return ReportPart(name="README.txt", what="contents of this report", text=text)

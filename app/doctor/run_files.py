@@ -1,6 +1,6 @@
 """Parts from the files of the newest runs: the ends of their journals and logs on this PC.
 
-What a journal says of the data, rows of it among them, is left out.
+Journal lines about the data are left out, since they quote its rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agents.contract.names import is_safe_name
 from agents.contract.run_layout import ATTEMPTS, LOG_SUFFIX, attempt_of_folder
-from app.doctor.part import Part
+from app.doctor.part import ReportPart
 from app.paths import Paths, leads_through_link
 
 MAX_RUNS = 5
@@ -36,7 +36,7 @@ def newest_runs(paths: Paths) -> list[str]:
     return [name for _, name in sorted(found, reverse=True)[:MAX_RUNS]]
 
 
-def collect_run_files(paths: Paths, run_id: str, node: str | None) -> Iterator[Part]:
+def collect_run_files(paths: Paths, run_id: str, node: str | None) -> Iterator[ReportPart]:
     """Yield the ends of a run's journals and logs.
 
     Args:
@@ -58,14 +58,14 @@ def _is_ours(path: Path, paths: Paths) -> bool:
     return path.is_file() and not leads_through_link(path, paths.runs)
 
 
-def _read_part(path: Path, name: str) -> Part:
+def _read_part(path: Path, name: str) -> ReportPart:
     is_journal = path.suffix == JOURNAL_SUFFIX
     what = "end of a journal" if is_journal else "end of a log"
     try:
         text = _read_tail(path)
     except OSError as error:
-        return Part(name=name, what=what, text=f"not available: {error.strerror}\n")
-    return Part(name=name, what=what, text=drop_data(text) if is_journal else text)
+        return ReportPart(name=name, what=what, text=f"not available: {error.strerror}\n")
+    return ReportPart(name=name, what=what, text=drop_data(text) if is_journal else text)
 
 
 def _read_tail(path: Path) -> str:
@@ -74,7 +74,7 @@ def _read_tail(path: Path) -> str:
         file.seek(max(0, size - TAIL_BYTES))
         data = file.read(TAIL_BYTES)
     if size > TAIL_BYTES:
-        # Its first line is cut: half a secret would not be recognised as one.
+        # Drop the first line, which is cut: half a secret would not be recognised as one.
         data = data.partition(b"\n")[2]
     return data.replace(b"\0", b"").decode("utf-8", "replace")
 

@@ -16,7 +16,7 @@ PERSON = "USER"
 _HOMES = re.compile(
     r"(?i)((?<![\w.-])/(?:home|Users)/|[A-Z]:(?:\\\\|\\|/)Users(?:\\\\|\\|/))([^/\\\s\"':;,]+)"
 )
-# Logins that name nobody.
+# Logins that identify no user.
 _COMMON = frozenset(("root", "ubuntu", "debian", "user", "admin", "public", "default", "all users"))
 _MIN_NAME = 3
 # The end of a private key whose beginning was cut off: its lines of base64 have no other sign.
@@ -42,7 +42,7 @@ def scrub(text: str, people: Iterable[str]) -> str:
     'USER@pc: /home/USER/x HF_TOKEN=***'
     """
     text = hide_secrets(_END_OF_KEY.sub(HIDDEN, text))
-    # What is long, random and no hash may be a key of a kind that nobody has listed yet.
+    # A long random text that is no hash may be a key of an unlisted kind.
     text = _LONG_TOKEN.sub(_hide_random, text)
     for name in sorted(filter(_is_person, people), key=len, reverse=True):
         text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", PERSON, text)
@@ -72,7 +72,7 @@ def _hides(key: str, value: object) -> bool:
     if isinstance(value, (dict, list)) or value is None:
         return False
     pair = f"{key}: {value}"
-    # Not where the value alone is cleaned already: what it says beside the secret stays.
+    # Not if the value alone is recognised as well: then only the secret in it is replaced.
     return hide_secrets(pair, {}) != pair and hide_secrets(str(value), {}) == str(value)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from app.doctor.part import Part, absent_part, json_part, keep_end, problem_part
+from app.doctor.part import ReportPart, absent_part, json_part, keep_end, problem_part
 from app.paths import Paths
 
 PACKAGES = (
@@ -38,7 +38,7 @@ MAX_FILES = 400
 MAX_FAULTS = 20
 
 
-def collect_this_pc(paths: Paths) -> Iterator[Part]:
+def collect_this_pc(paths: Paths) -> Iterator[ReportPart]:
     """Yield the parts about this PC; what cannot be read is said in its place."""
     yield json_part("versions.json", "versions of Rackless, Python, Qt and packages", _versions())
     yield json_part("system.json", "this PC: system, memory, disk, display", _system(paths))
@@ -92,13 +92,14 @@ def _read_release() -> dict[str, str]:
 def _read_memory() -> list[str] | None:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # not Linux
         return None
     wanted = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
     return [line for line in lines if line.startswith(wanted)]
 
 
 def _read_disk(folder: Path) -> dict[str, int] | str:
+    # A home that does not exist yet will be on the disk of the nearest folder above it.
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
@@ -109,7 +110,7 @@ def _read_disk(folder: Path) -> dict[str, int] | str:
 
 
 def _files(paths: Paths) -> list[dict[str, Any]] | str:
-    """Return what lies at the top of the home, so that a damaged or missing file shows."""
+    """Return the entries at the top of the home, so that a damaged or missing file shows."""
     try:
         entries = sorted(os.scandir(paths.home), key=lambda entry: entry.name)[:MAX_FILES]
     except OSError as error:
@@ -127,7 +128,8 @@ def _files(paths: Paths) -> list[dict[str, Any]] | str:
     return found
 
 
-def _file_part(name: str, what: str, path: Path) -> Part:
+def _file_part(name: str, what: str, path: Path) -> ReportPart:
+    # A link could lead to any file of this user.
     if path.is_symlink():
         return problem_part(name, what, "it is a link, which is not followed")
     try:
@@ -136,4 +138,4 @@ def _file_part(name: str, what: str, path: Path) -> Part:
         return absent_part(name, what)
     except OSError as error:
         return problem_part(name, what, error.strerror or str(error))
-    return Part(name=name, what=what, text=keep_end(text))
+    return ReportPart(name=name, what=what, text=keep_end(text))

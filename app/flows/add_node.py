@@ -115,7 +115,7 @@ class FoundNode:
     notes: tuple[str, ...]
     """Causes of slow or failing training, with remedies."""
     is_ready: bool
-    """Whether the training environment is in place."""
+    """True if the training environment is in place."""
 
 
 def describe_found(node: NodeSnapshot) -> FoundNode:
@@ -152,7 +152,7 @@ def find_overlay(facts: NodeFacts) -> str:
 
 
 def warn_of_lost_key(name: str) -> str:
-    """Return what taking the key back means that Rackless added on a node.
+    """Warn that removing the key that Rackless added may leave no way to reach a node.
 
     >>> warn_of_lost_key("big").splitlines()[1]
     'Without another key, big can no longer be reached.'

@@ -16,7 +16,7 @@ DEFAULT_MAX_TOKENS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class ModelChoice:
     """A model to chat with."""
 
     label: str
@@ -37,7 +37,7 @@ def offer(
     run: RunSnapshot | None,
     checkpoints: Sequence[CheckpointSnapshot],
     artifacts: Sequence[ArtifactSnapshot],
-) -> tuple[Choice, ...]:
+) -> tuple[ModelChoice, ...]:
     """Return all models to chat with: the base, each checkpoint, each file of a local artifact.
 
     Args:
@@ -45,15 +45,15 @@ def offer(
         checkpoints: checkpoints of the run; those known to be damaged are left out.
         artifacts: artifacts of the run.
     """
-    found: list[Choice] = []
+    found: list[ModelChoice] = []
     if run is not None:
         base = Subject(what=run.run_id, of_base=True)
-        found.append(Choice(label="Base, before training", subject=base))
-        # None means that nobody has hashed it, which is the usual case.
+        found.append(ModelChoice(label="Base, before training", subject=base))
+        # None: not hashed yet, which is the usual case.
         usable = [one for one in checkpoints if one.verified is not False]
         for one in sorted(usable, key=lambda one: -one.step):
             subject = Subject(what=run.run_id, checkpoint=one.step)
-            found.append(Choice(label=f"Step {one.step}", subject=subject))
+            found.append(ModelChoice(label=f"Step {one.step}", subject=subject))
     for artifact in artifacts:
         if artifact.folder() is None:
             continue
@@ -62,7 +62,7 @@ def offer(
             version = f", version {artifact.version}" if artifact.version > 1 else ""
             what = kind or ", ".join(artifact.types)
             label = f"{artifact.format.upper()} {what}".strip() + version
-            found.append(Choice(label=label, subject=Subject(what=artifact.label, type=kind)))
+            found.append(ModelChoice(label=label, subject=Subject(what=artifact.label, type=kind)))
     return tuple(found)
 
 
@@ -74,7 +74,9 @@ def name_artifact(wanted: Subject | None, artifacts: Sequence[ArtifactSnapshot])
     return wanted
 
 
-def choose_columns(choices: Sequence[Choice], wanted: Subject | None) -> tuple[Choice, ...]:
+def choose_columns(
+    choices: Sequence[ModelChoice], wanted: Subject | None
+) -> tuple[ModelChoice, ...]:
     """Return the first columns: the base, the wanted subject, the newest artifact.
 
     The wanted subject replaces the first of its kind; by default that is the newest one.

@@ -82,7 +82,7 @@ class ExportJob:
 
     @property
     def label(self) -> str:
-        """Format, types and package of the result, for a person.
+        """Format, types and package of the result, as a label.
 
         >>> types = ("Q8_0", "Q4_K_M")
         >>> ExportJob(request=ExportRequest(run_id="r", to="gguf", types=types), folder="x").label

@@ -37,14 +37,18 @@ def find_problems(answers: RunAnswers) -> list[Problem]:
         # Last: RunSpec stops at its first problem, and names the field only in its text.
         to_spec(answers)
     except ValueError as error:
-        return [(_key_of(str(error)), f"{error}.")]
+        return [_problem_of(str(error))]
     return []
 
 
-def _key_of(text: str) -> str:
-    """Return the key of a rule of RunSpec, whose text begins with the key, or its last part."""
-    named = text.split(" ", 1)[0]
-    return next((name for name in run_keys() if f".{name}".endswith(f".{named}")), "name")
+def _problem_of(text: str) -> Problem:
+    """Return the problem of a rule of RunSpec, whose text begins with the key, or its last part."""
+    named, _, rest = text.partition(" ")
+    key = next((key for key in run_keys().values() if f".{key.name}".endswith(f".{named}")), None)
+    if key is None:
+        return "name", f"{capitalize(text)}."
+    # The form shows labels, while RunSpec names the keys of a run file.
+    return key.name, f"{key.about.label} {rest}."
 
 
 def _missing(answers: RunAnswers) -> Iterator[Problem]:

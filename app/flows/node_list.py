@@ -1,4 +1,4 @@
-"""A list of PCs to add, as it is typed or pasted: its lines, and what became of each."""
+"""A typed or pasted list of PCs to add: its lines, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NodeLine:
     target: str
     """Address, as after `ssh`."""
     problem: str = ""
-    """What is wrong with it; empty: nothing."""
+    """Problem of the line; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,13 +37,13 @@ class NodeOutcome:
     host: str = ""
     """Host whose key is to be confirmed: the PC, or a jump host on the way to it."""
     fingerprint: str = ""
-    """Host key that it shows; empty unless it is to be confirmed."""
+    """Fingerprint of its host key; empty unless it needs confirmation."""
     account: str = ""
-    """Account that lets none of our keys in and may take a password; empty: there is none."""
+    """Account that refuses this PC's keys but may accept a password; empty: no account does."""
 
 
 def parse_node_list(text: str, taken: Iterable[str]) -> tuple[NodeLine, ...]:
-    """Return the PCs of a list; names that it does not give are made up, each once.
+    """Return the PCs of a list; each missing name is replaced by a suggestion of its own.
 
     >>> [(x.name, x.target) for x in parse_node_list("big anna@pc-2 # mine\\n10.0.0.3,gamer", ())]
     [('big', 'anna@pc-2'), ('node-1', '10.0.0.3'), ('gamer', 'gamer')]
@@ -76,7 +76,7 @@ def _parse_entry(number: int, words: Sequence[str], taken: Sequence[str]) -> Nod
 
 
 def how_to_add_alone(outcome: NodeOutcome) -> str:
-    """Return how a PC is added that wants a password, which a list cannot ask for.
+    """Return how to add a PC that needs a password, which a list cannot ask for.
 
     >>> line = NodeLine(number=1, name="big", target="anna@pc")
     >>> how_to_add_alone(NodeOutcome(line=line, state="failed", message="", account="anna@pc:22"))
@@ -89,7 +89,7 @@ def how_to_add_alone(outcome: NodeOutcome) -> str:
 
 
 def summarise_outcomes(outcomes: Sequence[NodeOutcome]) -> str:
-    """Return how many were added, wait, want a password, and failed.
+    """Count the PCs that were added, wait, need a password, or failed, in a sentence.
 
     >>> line = NodeLine(number=1, name="a", target="a")
     >>> summarise_outcomes([NodeOutcome(line=line, state="added", message="")])

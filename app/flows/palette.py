@@ -18,7 +18,7 @@ _COMMON = 8.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class PaletteEntry:
     title: str
     group: str
     """Kind of the entry: action, page, run or node."""
@@ -29,7 +29,7 @@ class Entry:
     words: str = ""
     """Extra words that find the entry."""
     is_common: bool = True
-    """Whether the entry is listed before anything is typed."""
+    """True if the entry is listed before anything is typed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,11 @@ class PaletteMatch:
     """Indices of the matching letters of the title, ascending."""
 
 
-def find_entries(entries: Sequence[Entry], query: str) -> list[PaletteMatch]:
+def find_entries(entries: Sequence[PaletteEntry], query: str) -> list[PaletteMatch]:
     """Return the matches of `query`, best first, at most MAX_FOUND.
 
-    >>> entries = [Entry(title="Add a PC", group="action"), Entry(title="New run", group="action")]
+    >>> titles = ("Add a PC", "New run")
+    >>> entries = [PaletteEntry(title=title, group="action") for title in titles]
     >>> find_entries(entries, "nr")
     [PaletteMatch(index=1, places=(0, 4))]
     """
@@ -63,7 +64,7 @@ def find_entries(entries: Sequence[Entry], query: str) -> list[PaletteMatch]:
     return [found for _, _, found in sorted(ranked)[:MAX_FOUND]]
 
 
-def _match(entry: Entry, word: str) -> tuple[float, tuple[int, ...]] | None:
+def _match(entry: PaletteEntry, word: str) -> tuple[float, tuple[int, ...]] | None:
     title = entry.title.lower()
     starts = _starts(title)
     for start in starts:

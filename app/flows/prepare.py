@@ -1,4 +1,4 @@
-"""Make a PC ready to train: what is left to do after its repairs, and how it ended."""
+"""Make a PC ready to train: the work left after its repairs, and the outcome in words."""
 
 from __future__ import annotations
 

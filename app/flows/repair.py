@@ -1,4 +1,4 @@
-"""What a person is asked and told about repairs: offers from a check, steps, outcomes, the log."""
+"""Texts about repairs: offers of a check, steps, outcomes, and the log of a node."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ RESTARTED = "Restart {node}, then check again: what was installed works only aft
 WHERE = {
     "node": "",
     "windows": "Run this script once in PowerShell on its Windows, as administrator:",
-    "person": "This takes somebody at the PC.",
+    "person": "This has to be done at the PC itself.",
 }
-"""What to say of a repair that Rackless cannot apply itself, by its place."""
+"""Text for a repair that Rackless cannot apply itself, by its place."""
 _DIFF_CONTEXT = 2
 
 
@@ -42,7 +42,8 @@ class Offer:
 def collect_offers(rows: Iterable[CheckRow]) -> tuple[Offer, ...]:
     """Return the repairs that a check found, each once for a node, in the order of its rows.
 
-    A repair may be for another node than its row: a firewall is that of the one that is called.
+    A repair may be for another node than its row: a blocked connection is repaired in the firewall
+    of the node that is called.
     """
     found: dict[tuple[str, str], list[CheckRow]] = {}
     repairs: dict[tuple[str, str], Repair] = {}
@@ -73,10 +74,11 @@ def waits_for_restart(repair: Repair, changes: Iterable[Change], started_s: floa
     """Return whether a repair was applied already and only a restart of the PC is missing.
 
     Args:
-        repair: one that needs a restart, or not.
+        repair: any repair; one that needs no restart never waits.
         changes: those of the node.
         started_s: time at which the PC was started, in seconds since 1970; None: not known.
     """
+    # Applied after the last start of the PC means that it has not been restarted since.
     return repair.needs_restart and any(
         one.repair == repair.id
         and one.undone_s is None
@@ -127,7 +129,7 @@ def describe_change(change: Change, now_s: float) -> str:
 
 
 def show_state(change: Change) -> str:
-    """Return what has become of a change, in a few words.
+    """Return the state of a change in a few words.
 
     >>> show_state(Change(number=1, repair="a", title="A", by="me", began_s=0, ended_s=1))
     'nothing was changed'
@@ -144,7 +146,7 @@ def show_state(change: Change) -> str:
 
 
 def judge_change(change: Change) -> Status:
-    """Return what has become of a change, and how much it matters.
+    """Return the state of a change with its tone.
 
     >>> change = Change(number=1, repair="a", title="A", by="me", began_s=0, ended_s=1, undone_s=2)
     >>> judge_change(change)
@@ -161,7 +163,8 @@ def judge_change(change: Change) -> Status:
 
 
 def can_undo(change: Change) -> bool:
-    """Return whether undoing a change would take anything back."""
+    """Return whether a change has steps that can be undone."""
+    # A step that is still `running` was interrupted, and may have changed something.
     return change.undone_s is None and any(
         one.state in ("done", "running") and (one.step.undo or one.step.edit)
         for one in change.steps
@@ -169,7 +172,7 @@ def can_undo(change: Change) -> bool:
 
 
 def wants_password(log: ChangeList) -> bool:
-    """Return whether sudo on the node wants a password to undo what is in force there."""
+    """Return whether sudo on the node wants a password to undo the changes in force there."""
     return log.admin == "password" and any(
         one.step.as_root for change in log.changes if can_undo(change) for one in change.steps
     )
@@ -188,7 +191,7 @@ def summarise_changes(node: str, changes: Sequence[Change]) -> str:
 
 
 def find_problems(changes: Sequence[Change]) -> str:
-    """Return what was not undone, in sentences; empty: all was."""
+    """Return the problems of undoing, in sentences; empty if everything was undone."""
     return " ".join(f"{one.title}: {one.undo_problem}" for one in changes if one.undo_problem)
 
 
@@ -221,12 +224,12 @@ def file_diff(path: str, before: str | None, after: str | None) -> tuple[str, ..
     if before is None:
         return (f"new file {path}", *(f"+{line}" for line in _lines_of(after)))
     lines = difflib.unified_diff(_lines_of(before), _lines_of(after), lineterm="", n=_DIFF_CONTEXT)
-    # The first two lines name the files, which are one.
+    # The first two lines name both versions of the same file.
     return (f"change {path}", *list(lines)[2:])
 
 
 def _lines_of(text: str | None) -> list[str]:
-    # Tabs would be shown as escapes: a tab of others could move what follows.
+    # Views show tabs as escapes, since a foreign tab could shift the text after it.
     return [line.expandtabs() for line in (text or "").splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""How far a person is with one repair: what the dialog shows, asks for and lets them do."""
+"""State of one repair in its dialog: its texts, its buttons, and whether sudo wants a password."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ Verdict = tuple[Tone, str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepairStage:
-    """A repair between the first look at it and its undo."""
+    """A repair between its preview and its undo."""
 
     offer: Offer
     shown: RepairPreview | None = None
-    """What it would do; None: the node has not said yet."""
+    """Preview from the node; None: not received yet."""
     waits: bool = False
-    """Whether it was applied before, and the PC has not been restarted since."""
+    """True if it was applied before and the PC has not been restarted since."""
     change: Change | None = None
-    """Its record; None: it was not applied here."""
+    """Record of the change; None: not applied in this dialog."""
     rows: tuple[CheckRow, ...] = ()
-    """Rows of the check for which it was offered, as they are after it."""
+    """Rows for which it was offered, as checked again after it."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether Rackless applies it itself."""
+        """True if Rackless applies it itself."""
         return self.offer.repair.where == "node"
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Commands, edits and what came of them."""
+        """Commands and edits with their outcomes."""
         if self.change is not None:
             return describe_change_steps(self.change)
         if not self.is_ours:
@@ -54,7 +54,7 @@ class RepairStage:
 
     @property
     def can_apply(self) -> bool:
-        """Whether applying it now would change something and may work."""
+        """True if applying it now would change something and has no known obstacle."""
         shown = self.shown
         if shown is None or self.change is not None or self.waits or not self.is_ours:
             return False
@@ -62,19 +62,19 @@ class RepairStage:
 
     @property
     def can_undo(self) -> bool:
-        """Whether what it changed can be taken back."""
+        """True if its change can be undone."""
         return self.change is not None and can_undo(self.change)
 
     @property
     def asks_password(self) -> bool:
-        """Whether sudo on the node wants a password for the next action."""
+        """True if sudo on the node wants a password for the next action."""
         if self.shown is None or not (self.can_apply or self.can_undo):
             return False
         # Undo needs what applying needed: the same steps, by the same sudo.
         return needs_password(self.offer.repair, self.shown)
 
     def judge(self) -> Verdict | None:
-        """Return what to say of it now; None: nothing beside the steps."""
+        """Return the banner for its present state; None if the steps say everything."""
         node, shown, change = self.offer.node, self.shown, self.change
         if not self.is_ours:
             return ("calm", WHERE[self.offer.repair.where], "")
@@ -83,9 +83,9 @@ class RepairStage:
         if self.waits:
             return ("warning", f"Restart {node}", RESTARTED.format(node=node))
         if shown is None:
-            return ("busy", f"Looking at {node}", "Nothing is changed yet.")
+            return ("busy", f"Checking {node}", "Nothing is changed yet.")
         if is_done(shown):
-            return ("calm", "All of it is in place already, and it did not help", "Check again.")
+            return ("calm", "Already in place, but the problem remains", "Check again.")
         if obstacle := find_obstacle(self.offer, shown):
             return ("warning", "It cannot be applied from here", obstacle)
         return None

@@ -1,4 +1,4 @@
-"""What a person is shown about the script for the Windows of a node."""
+"""Texts about the script that prepares Windows for a node in WSL."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def read_options(memory_gib: int, at_logon: bool) -> ScriptOptions:
 
 
 def list_steps(script: WindowsScript) -> str:
-    """Return what the script can change, a line each."""
+    """Return the possible changes of the script, a line each."""
     return "\n".join(
         f"  {step.title}{' (administrator)' if step.needs_admin else ''}" for step in script.steps
     )
 
 
 def introduce_script(node: str) -> str:
-    """Return what the script is for; `node`: a known one, empty: a PC that is to become one."""
+    """Introduce the script; `node`: a known node, or empty for a PC that will become one."""
     values = f"the values of {node}" if node else "the name that the PC will have"
     return (
         f"Some settings of WSL can be changed on Windows only. This script has {values} and the "

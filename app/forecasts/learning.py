@@ -162,6 +162,7 @@ def learn_from_run(services: Services, run: RunRecord) -> None:
     if comparison is None or comparison.measured is None:
         return
     forecast, measured = comparison.forecast, comparison.measured
+    # Stored even if the shape is unknown, for comparisons after the journals are gone.
     store.save_measured(run.run_id, run.attempt, to_wire(measured))
     shape = _shape_of(services, run.spec)
     if shape is None:

@@ -89,6 +89,7 @@ class Planner:
         plan = _put_requested_first(spec, await asyncio.to_thread(make_plan, request))
         advice = (*plan.advice, *_advise_nodes(spec, plan, cluster))
         findings = await asyncio.to_thread(self._judge_data, spec)
+        # Without a chosen plan, warnings refer to the nearest miss, which is shown instead.
         shown = plan.chosen or (plan.others[0] if plan.others else None)
         devices = [gpu.device for gpu in shown.gpus] if shown is not None else []
         model = await asyncio.to_thread(self._inspect, spec) or self._config_only(spec.model)
@@ -126,6 +127,7 @@ class Planner:
         data, data_note = await asyncio.to_thread(
             find_data_size, self._services.planning, spec, self._guess
         )
+        # A folder with only a config can be planned, but not started.
         weights_note = ""
         if folder is not None and not folder.tensors:
             weights_note = f"{spec.model} holds no weights: a start needs them"
@@ -224,6 +226,7 @@ class Planner:
             )
         if found is None:
             found = await self._ask_remote(model, online)
+        # The config is compared, since the files of a folder may have changed.
         known = self._shapes.get(model)
         if known is None or known[0].config != found.config:
             folder = ModelFolder(

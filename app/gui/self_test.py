@@ -1,4 +1,4 @@
-"""Open the real window once, look at what it shows, close it: part of `rackless --self-test`."""
+"""Open the real window, check that it paints, close it: part of `rackless --self-test`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.gui.shell.main_window import MainWindow
 from app.gui.shell.navigation import PLACES
 
 MIN_COLORS = 8
-"""Fewest colours of a page that was really painted."""
+"""Minimum number of colours of a page that was really painted."""
 
 
 def open_and_close(home: Path, timeout_s: float) -> str:

@@ -259,7 +259,8 @@ def _count_rows(path: Path, kind: str, count: _RowCount) -> None:
 
 
 def _open(path: Path, newline: str) -> TextIO:
-    # As on the nodes, bytes that are not UTF-8 invalidate their row, not the file.
+    # utf-8-sig skips the byte order mark that Windows editors write. As on the nodes, bytes that
+    # are not UTF-8 invalidate their row, not the file.
     return TextIOWrapper(
         open_regular(path), encoding="utf-8-sig", errors="surrogateescape", newline=newline
     )

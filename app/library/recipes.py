@@ -65,6 +65,7 @@ def save_recipe(own: Path, title: str, spec: RunSpec) -> Recipe:
     if not title:
         raise UsageError("the recipe has no title", "Give it one of a few words.")
     there = list_recipes(own)
+    # Titles that differ only in case would look like duplicates.
     if title.casefold() in (recipe.title.casefold() for recipe in there):
         raise UsageError(f"there is a recipe '{title}' already", "Take another title.")
     name = free_name(safe_name(title.lower()), {recipe.name for recipe in there})

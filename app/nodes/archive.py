@@ -1,9 +1,8 @@
 """Pack the agent into one zip file, from the sources that are installed here.
 
-The same sources give the same bytes on every master (sorted names, one fixed time, no compression,
-whose output differs between zlib versions), so that masters of one version share one archive on a
-node. It is built at each start: that takes a few milliseconds, less than verifying a stored copy,
-and it can never be stale.
+The same sources give the same bytes on every master, so masters of one version share one archive on
+a node. It is built at each start, which takes a few milliseconds: less than verifying a stored
+copy, and it can never be stale.
 """
 
 from __future__ import annotations
@@ -40,7 +39,9 @@ def build_archive() -> AgentArchive:
     files["__main__.py"] = files["agents/__main__.py"]
     files["pynvml.py"] = _pynvml_source()
     buffer = io.BytesIO()
+    # Stored, not deflated: compressed bytes differ between zlib versions, and so would the hash.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        # In sorted order: a folder lists its files in an order of its own on each file system.
         for name in sorted(files):
             entry = zipfile.ZipInfo(name, _FIXED_TIME)
             entry.create_system = 3  # Unix, even if built on Windows

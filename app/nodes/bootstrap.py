@@ -1,13 +1,12 @@
 """Start the agent over an open connection, through the stdio of a single command.
 
-A small shell script looks for the archive by its hash, requests it if it is missing or altered,
+A small shell script finds the archive by its hash, requests it if it is missing or altered,
 verifies and renames it, and becomes `python3 -I ARCHIVE serve NONCE`. SSH, local and WSL nodes all
 start this way. Output of the login shell before the first line with our nonce is skipped.
 
-The script is passed as one argument through login shells of every kind (sh, fish, csh) and
-through `wsl.exe`, which all parse quotes differently. So it has no quotes, backslashes,
-exclamation marks or newlines at all: with `IFS=` and `set -f` the shell splits and globs nothing,
-and needs none.
+The script is passed as one argument through login shells of every kind (sh, fish, csh) and through
+`wsl.exe`, which all parse quotes differently. So it has no quotes, backslashes, exclamation marks
+or newlines: with `IFS=` and `set -f` the shell splits and globs nothing, and needs none of them.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ ARCHIVES_KEPT = 3
 """Number of newest archives that stay on a node; masters of other versions may share it."""
 AGENT_FOLDER = "~/.local/share/rackless-agent"
 """Home of the agent on a node, for messages; the script computes it itself."""
+# Size of the portions of the archive; the deadline is renewed after each of them.
 _PUSH_BYTES = 128 << 10
 # Maximum length of a program's output that a message quotes, in characters.
 _SHOWN_OUTPUT = 400
@@ -54,7 +54,7 @@ _UNSAFE_FOLDERS = {
     ),
     "open": (
         "can be written by other users",
-        "Look at what is in it, then close it there: chmod 700 {folder}",
+        "Check its contents, then close it there: chmod 700 {folder}",
     ),
     "parent": (
         "is in a folder where other users can replace it",
@@ -62,7 +62,7 @@ _UNSAFE_FOLDERS = {
         "chmod o-w {folder}/..",
     ),
 }
-"""What is wrong with a folder, and what to do, by the step at which the script failed."""
+"""Problem of a folder and the remedy, by the step at which the script failed."""
 
 # `grep` takes the archive's name from stdin: in its arguments it would find itself.
 SCRIPT = " ".join(
@@ -127,19 +127,22 @@ async def start_agent(connection: Connection, archive: AgentArchive, where: str)
         NodeNotReady: it cannot be started there; the message says why and how to fix it.
         NodeUnreachable: the connection broke.
     """
+    # Unguessable, so that nothing a login script prints can pass for our first line.
     nonce = secrets.token_hex(16)
     size = str(len(archive.data))
     argv = ("sh", "-c", SCRIPT, "rackless", nonce, archive.sha256, size)
     process = await connection.open(argv)
     try:
         async with asyncio.timeout(STEP_TIMEOUT_S) as deadline:
+            # No limit on the whole start: a slow network may need minutes for the archive. Each
+            # step has one.
             return await _Greeting(process, archive, nonce, where, deadline).receive()
     except TimeoutError as error:
         await process.close()
         raise NodeNotReady(
-            f"{where} let us in, but its login shell did not get to our command within "
+            f"{where} accepted the login, but its login shell did not start our command within "
             f"{STEP_TIMEOUT_S:.0f} s{_quoted(process.stderr_text())}",
-            "Look for something that waits for input in ~/.bashrc or ~/.profile on that PC",
+            "Find what waits for input in ~/.bashrc or ~/.profile on that PC",
         ) from error
     except BaseException:
         await process.close()
@@ -164,6 +167,7 @@ class _Greeting:
     async def receive(self) -> StartedAgent:
         while self._ready not in self._buffer:
             word = self._take_boot_word()
+            # Once only: a script that requests the archive again would loop.
             if word == b"NEED" and not self._pushed:
                 self._pushed = True
                 await self._push()
@@ -210,6 +214,7 @@ class _Greeting:
         while b"\n" not in self._buffer:
             if len(self._buffer) > MAX_LINE_BYTES or not await self._read_more():
                 raise await self._ended()
+        # Bytes after the hello belong to the channel, which begins in the middle of the stream.
         line, _, rest = bytes(self._buffer).partition(b"\n")
         try:
             message = decode(line)
@@ -225,10 +230,10 @@ class _Greeting:
             with contextlib.suppress(WireError):
                 error = from_wire(RemoteError, message.data)
                 return NodeNotReady(f"{self._where}: {error.message}", error.hint)
-        return self._refusal("the agent began with something else than its hello")
+        return self._refusal("the agent's first message is not its hello")
 
     async def _failure(self, step: str) -> NodeNotReady:
-        """Read the script's FAIL line and the text after it, and return the error to raise."""
+        """Read the script's FAIL line and the text after it; return the error to raise."""
         while await self._read_more() and len(self._buffer) < MAX_NOISE_BYTES:
             pass
         detail = self._buffer.decode("utf-8", "replace").strip()[-_SHOWN_OUTPUT:]
@@ -236,6 +241,7 @@ class _Greeting:
 
     async def _ended(self) -> NodeNotReady:
         with contextlib.suppress(TimeoutError):
+            # Output may end before the exit code arrives; without one the error is only less exact.
             async with asyncio.timeout(1.0):
                 code = await self._process.wait()
                 # An older wsl.exe writes UTF-16, whose zero bytes would garble the message.
@@ -305,4 +311,4 @@ def explain_end(code: int | None, output: str, where: str) -> NodeNotReady:
 
 
 def _quoted(output: str) -> str:
-    return f". Its last words: {output}" if output else ""
+    return f". Its last output: {output}" if output else ""

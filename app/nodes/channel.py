@@ -1,8 +1,7 @@
 """Send requests to a node's agent over the stdio of one command, and dispatch its events.
 
 Every request has exactly one outcome: its result, the error that the agent answered, a timeout, or
-NodeUnreachable when the channel is lost first. Incoming bytes are split and handled on the event
-loop as they arrive, so that events keep their order and no hidden queue grows.
+NodeUnreachable if the channel is lost first.
 """
 
 from __future__ import annotations
@@ -36,14 +35,15 @@ EventCallback = Callable[[str, dict[str, Any]], None]
 """Callback with an event's kind and data, on the event loop; must not block."""
 
 MAX_BAD_LINES = 20
-"""Number of lines that are no messages after which the channel is dropped: a stray print is one."""
+"""Number of unreadable lines after which the channel is dropped; a stray print is only one."""
 MAX_MESSAGES_PER_S = 5000
-"""Messages per second, kept up for RATE_WINDOW_S, after which the channel is dropped. A log at full
-speed comes in 50, and a burst of replayed samples has 600."""
+"""Limit of messages per second, averaged over RATE_WINDOW_S, above which the channel is dropped. A
+log at full speed comes in 50, and a burst of replayed samples has 600."""
 RATE_WINDOW_S = 10.0
 WORK_TIMEOUT_S = 24 * 3600.0
 """Maximum duration of a request without a limit of its own, such as an export, in seconds."""
 MAX_COMPLAINT_CHARACTERS = 300
+# Finds the id in a line that is not valid JSON; 18 digits fit into 64 bits.
 _ID = re.compile(rb'"id": ?([0-9]{1,18})[,}]')
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class MasterChannel:
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._callbacks: dict[int, EventCallback] = {}
         self.complaint = ""
-        """What is wrong with messages of the node; empty: nothing so far."""
+        """Problem with the node's messages; empty if there was none so far."""
         self.complained: Callable[[str], None] = lambda about: None
         """Called with each complaint."""
         self._lost: NodeUnreachable | None = None
@@ -81,10 +81,10 @@ class MasterChannel:
         timeout_s: float | None = None,
         on_event: EventCallback | None = None,
     ) -> dict[str, Any]:
-        """Send a request and return its result. `on_event` gets the events of this request.
+        """Send a request and return its result; `on_event` gets the events of this request.
 
         Raises:
-            UserError: the node cannot do it, and says why.
+            UserError: the node cannot do it; the message is the node's own.
             NodeUnreachable: the channel was lost, or no answer came within `timeout_s`.
             AgentBug: the agent failed because of a bug.
         """
@@ -114,6 +114,7 @@ class MasterChannel:
 
     def post(self, kind: str, args: dict[str, Any]) -> None:
         """Send a request without waiting for its answer; a lost channel is not an error."""
+        # Not awaited: the caller may be closing, and backpressure does not matter for a short line.
         if self._lost is None:
             with contextlib.suppress(OSError):
                 self._process.write_soon(encode(Request(id=next(self._ids), kind=kind, args=args)))
@@ -127,7 +128,7 @@ class MasterChannel:
     async def wait_lost(self) -> NodeUnreachable:
         """Wait until the channel is lost, and return why."""
         await self._ended.wait()
-        return self._lost or self._why("it was closed here")
+        return self._lost or self._why("this PC closed it")
 
     async def close(self, grace_s: float = 2.0) -> None:
         """Ask the agent to exit, and kill it after `grace_s` seconds. Runs continue."""
@@ -135,13 +136,13 @@ class MasterChannel:
             with contextlib.suppress(RacklessError, OSError, TimeoutError):
                 async with asyncio.timeout(grace_s):
                     await self.request(Shutdown.kind)
-        self._lose(self._why("it was closed here"))
+        self._lose(self._why("this PC closed it"))
         self._reader.cancel()
         await self._process.close(grace_s)
         await asyncio.gather(self._reader, return_exceptions=True)
 
     def complain(self, about: str) -> None:
-        """Remember what is wrong with a message of the node, to show it beside the node's name."""
+        """Remember a problem with the node's messages, which is shown next to the node's name."""
         _log.warning("%s: %s", self._where, about)
         self.complaint = one_line(about)[:MAX_COMPLAINT_CHARACTERS]
         self.complained(self.complaint)
@@ -170,6 +171,7 @@ class MasterChannel:
             raise UserError(f"{self._where} cannot be asked '{kind}': {error}") from error
         limit_s = WORK_TIMEOUT_S if timeout_s is None else timeout_s
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        # Registered before sending: the first event may arrive before `write` returns.
         self._pending[request_id] = answer
         if on_event is not None:
             self._callbacks[request_id] = on_event
@@ -191,7 +193,7 @@ class MasterChannel:
             ) from error
         finally:
             self._pending.pop(request_id, None)
-            # If writing failed, nobody awaits the answer; asyncio would log its exception as lost.
+            # If writing failed, no caller awaits the answer; asyncio would log its exception.
             if answer.done() and not answer.cancelled():
                 answer.exception()
 
@@ -222,6 +224,8 @@ class MasterChannel:
     async def _read_lines(self, rest: bytes) -> None:
         data = rest
         rest = b""
+        # Split and handled on the event loop as bytes arrive: events keep their order, and no
+        # hidden queue grows.
         while True:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
@@ -250,7 +254,9 @@ class MasterChannel:
             self._answer(message)
 
     def _fail_named(self, line: bytes, error: WireError) -> None:
-        """Fail the request that an unreadable line seems to answer; nothing else ever would."""
+        """Fail the request that an unreadable line seems to answer, or it would wait for its
+        timeout.
+        """
         found = _ID.search(line)
         waiting = self._pending.get(int(found[1])) if found else None
         if waiting is not None and not waiting.done():
@@ -283,7 +289,7 @@ class MasterChannel:
     def _translate(self, error: RemoteError) -> RacklessError:
         message = f"{self._where}: {one_line(error.message)}"
         if error.kind == "user":
-            from app.troubleshooting import topic_of  # with the page, which few answers need
+            from app.troubleshooting import topic_of  # late: few answers need its page
 
             return UserError(
                 message, one_line(error.hint), where=self._where, topic=topic_of(error.topic)
@@ -291,7 +297,7 @@ class MasterChannel:
         return AgentBug(message, error.traceback)
 
     def _lose(self, error: NodeUnreachable) -> None:
-        """Fail everything that waits; the first reason wins."""
+        """Fail all waiting requests; only the first reason counts."""
         if self._lost is not None:
             return
         self._lost = error
@@ -310,7 +316,7 @@ class MasterChannel:
 
 
 def read_lines(value: Any) -> Any:
-    """Return what a node answered with each text as one line that acts on no terminal."""
+    """Return a node's answer with each text as one line without control characters."""
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, list):
@@ -321,9 +327,11 @@ def read_lines(value: Any) -> Any:
 
 
 class _Rate:
-    """Count of the messages that arrived, over RATE_WINDOW_S each time."""
+    """Counter of arrived messages in windows of RATE_WINDOW_S."""
 
     def __init__(self) -> None:
+        # A fixed window, restarted when it is over: cheaper than a sliding one, and off by a factor
+        # of two at most.
         self._began_s = time.monotonic()
         self._count = 0
 

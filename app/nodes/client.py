@@ -1,7 +1,7 @@
 """Client of one node: sends requests, and reads and checks their answers.
 
-A client is a permanent handle: it names a node, and each call uses the link that exists at that
-moment, opened on demand. So callers do not notice a reconnect between two calls.
+A client is a permanent handle: it names a node, and each call uses the current link, opened on
+demand. So callers do not notice a reconnect between two calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NodeClient:
         """Send a request and return its answer.
 
         Raises:
-            BadAnswer: the answer has a wrong form, or is about something else.
+            BadAnswer: the answer is malformed, or answers another request.
         """
 
         def report(event: str, data: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ class NodeClient:
     async def follow_streams(
         self, run_id: str, attempt: int, offsets: Mapping[str, int]
     ) -> AsyncGenerator[StreamChunk]:
-        """Yield what is appended to the streams of an attempt from `offsets` on, indefinitely.
+        """Yield what is appended to an attempt's streams from `offsets`, indefinitely.
 
         A stream that is not in `offsets` begins at 0 when it appears. Nothing is lost or repeated:
         if the reader falls far behind, the subscription is renewed at the offset it has reached.
@@ -123,7 +123,7 @@ class NodeClient:
         return await (await self._link()).open_command(*arguments)
 
     async def _distrust(self, kind: str, reason: str) -> BadAnswer:
-        """Return the error for an answer that nothing of ours gives, and show it at the node."""
+        """Return the error for a malformed answer, and show the problem next to the node."""
         with contextlib.suppress(RacklessError):
             (await self._link()).channel.complain(f"it answered {kind} in a wrong form: {reason}")
         return BadAnswer(

@@ -1,7 +1,7 @@
-"""The credential with which the nodes of one attempt, check or transfer know each other.
+"""The credential by which the nodes of one attempt, check or transfer recognise each other.
 
-A key and its self-signed certificate, made here, sent to the nodes over SSH, and of no use once the
-attempt has ended. `agents/rendezvous/credential.py` says what the nodes do with it.
+It is a key with its self-signed certificate, made here, sent to the nodes over SSH, and useless
+once the attempt has ended. `agents/rendezvous/credential.py` describes how the nodes use it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOT_AFTER = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
 
 def make_credential() -> str:
     """Return a new private key and its certificate, in PEM."""
-    # Here: its import takes as long as that of half the app, which starts without it.
+    # Imported here: it takes as long as half of the app's start, which does not need it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -54,7 +54,7 @@ def make_client_context(credential: str) -> ssl.SSLContext:
     """
     from cryptography.hazmat.primitives import serialization
 
-    # OpenSSL reads keys from files only; what lies there is encrypted, by a password of this call.
+    # OpenSSL reads keys from files only; the file is encrypted with a password of this call.
     password = secrets.token_bytes(32).hex().encode("ascii")
     private, _, certificate = credential.partition("-----BEGIN CERTIFICATE-----")
     key = serialization.load_pem_private_key(private.encode("ascii"), None)

@@ -1,4 +1,4 @@
-"""Choose the address at which the ranks of each node are reached by the others."""
+"""Choose the address at which each node's ranks are reached by the other nodes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Endpoint:
 
     address: str
     interface: str | None
-    """Network device with that address; None: not known here, the node itself looks for it."""
+    """Network device with that address; None if unknown here, so the node finds it itself."""
 
 
 def choose_endpoints(facts: Mapping[str, NodeFacts]) -> dict[str, Endpoint]:
     """Return each node's address for training.
 
-    A node reached over SSH has the address that the master connected to. The master's own PC has
-    none: it uses its address in a network with the others. The ranks of a node that is alone meet
-    over loopback, wherever it is: nobody else has to reach them.
+    A node reached over SSH has the address that the master connected to. The master's own PC uses
+    its address in a network that it shares with the others. The ranks of a single node connect over
+    loopback.
 
     Raises:
         UserError: a node has only a loopback address, which the others cannot reach.
@@ -52,11 +52,9 @@ def choose_endpoints(facts: Mapping[str, NodeFacts]) -> dict[str, Endpoint]:
 
 
 def _own_address(facts: NodeFacts, peers: Sequence[str]) -> str:
-    """Return the node's address in a network that it shares with a peer.
-
-    The facts have no netmask, so the longest common prefix of two addresses replaces it.
-    """
+    """Return the node's address in a network that it shares with a peer."""
     own = [i.address for i in facts.interfaces if i.up is not False and not is_loopback(i.address)]
+    # The facts have no netmask, so the longest common prefix of two addresses replaces it.
     best = max(
         ((_common_bits(mine, peer), mine) for mine in own for peer in peers),
         default=(0, LOOPBACK),

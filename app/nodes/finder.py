@@ -1,7 +1,7 @@
 """Find a PC at a new address in this home network, by its host key.
 
-Its SSH port is tried at the 254 neighbours of its old address and of this PC, and whoever answers
-is asked for its host key, which needs no login.
+The SSH port is tried at the 254 neighbours of the old address and of this PC. Hosts that answer are
+asked for their host key, which needs no login.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def find_host(address: SshAddress, home: Path) -> tuple[SshAddress, ...]:
     """
     if address.jumps or address.proxy_command is not None:
         raise UserError(
-            f"{address} is reached through another host, so its network cannot be searched",
+            f"{address} is reached through another host; its network cannot be searched",
             "Give the new address: rackless nodes set-address NAME --ssh USER@HOST",
         )
     key = HostKeys(home).find(address)
@@ -47,7 +47,7 @@ async def find_host(address: SshAddress, home: Path) -> tuple[SshAddress, ...]:
     hosts = sorted(near - {address.host}, key=ipaddress.ip_address)
     if not hosts:
         raise UserError(
-            f"{address.host} is in no private IPv4 network, so its neighbours cannot be asked",
+            f"{address.host} is in no private IPv4 network, so it cannot be searched",
             "Give the new address: rackless nodes set-address NAME --ssh USER@HOST",
         )
     gate = asyncio.Semaphore(MAX_AT_ONCE)
@@ -63,7 +63,7 @@ async def find_host(address: SshAddress, home: Path) -> tuple[SshAddress, ...]:
 
 
 def _neighbours(host: str) -> Iterator[str]:
-    """Yield the addresses beside the old one and beside this PC's own, in private networks."""
+    """Yield the neighbours of the old address and of this PC's own, in private networks."""
     for near in (_as_ipv4(host), _own_address(host)):
         if near is not None and near.is_private and not near.is_loopback:
             yield from map(str, ipaddress.ip_network(f"{near}/24", strict=False).hosts())
@@ -76,7 +76,7 @@ def _as_ipv4(text: str) -> ipaddress.IPv4Address | None:
 
 
 def _own_address(host: str) -> ipaddress.IPv4Address | None:
-    """Return this PC's address on the way to `host`, or to the internet; sends nothing."""
+    """Return this PC's address on the route to `host`, or to the internet; sends nothing."""
     for target in (host, ANYWHERE):
         if (found := own_address_toward(target, socket.AF_INET)) is not None:
             return _as_ipv4(found)
@@ -96,6 +96,7 @@ async def _is_open(host: str, port: int) -> bool:
 async def _shows(host: str, port: int, key: asyncssh.SSHKey) -> bool:
     name = key.get_algorithm()
     with contextlib.suppress(OSError, TimeoutError, asyncssh.Error):
+        # A server with keys of several types must show the type that was confirmed.
         async with asyncio.timeout(KEY_TIMEOUT_S):
             shown = await asyncssh.get_server_host_key(
                 host, port, server_host_key_algs=HOST_KEY_ALGORITHMS.get(name, [name])

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from app.nodes.archive import AgentArchive
 
 MAX_CONNECTS = 8
-"""Maximum number of connections opened at the same time: sshd drops some of many (MaxStartups)."""
+"""Maximum number of connections opened at the same time; beyond it sshd drops some
+(MaxStartups)."""
 
 
 class Fleet:
@@ -38,6 +39,7 @@ class Fleet:
         self._events = events
         self._gate = asyncio.Semaphore(MAX_CONNECTS)
         self._archive: AgentArchive | None = None
+        # Serializes the first build of the archive.
         self._building = asyncio.Lock()
         self._nodes: dict[str, Node] = {}
         self._watches: dict[str, NodeWatch] = {}
@@ -82,12 +84,14 @@ class Fleet:
             ) from None
 
     def add(self, node: Node) -> None:
-        """Register a node that was added before. Does not connect."""
+        """Register a stored node. Does not connect."""
         self._nodes[node.name] = node
         self._events.publish(NodeChanged(self.snapshot(node.name)))
 
     def learn(self, name: str, facts: NodeFacts) -> Node | None:
-        """Keep what facts say of a node's identity; return the node if that is news."""
+        """Store the identity from a node's facts; return the changed node, or None if nothing is
+        new.
+        """
         old = self._nodes.get(name)
         node = with_identity(old, facts) if old else None
         if node is None or node == old:
@@ -96,7 +100,7 @@ class Fleet:
         return node
 
     async def change(self, node: Node) -> None:
-        """Take a new address or identity of a registered node, such as another process stored."""
+        """Take a registered node's new address or identity, such as another process stored."""
         old = self.node(node.name)
         self._nodes[node.name] = node
         if old.address == node.address:
@@ -111,12 +115,12 @@ class Fleet:
     async def move(
         self, name: str, address: NodeAddress, accept_host_key: str | None = None
     ) -> NodeSnapshot:
-        """Reach a node at another address from now on, if the same PC answers there.
+        """Use another address for a node from now on, if the same PC answers there.
 
-        The host key that was confirmed for the old address is not asked about again.
+        The host key that was confirmed for the old address is accepted without asking.
 
         Raises:
-            HostKeyUnknown: another key is shown there; ask, and call again with its fingerprint.
+            HostKeyUnknown: the host shows another key; ask, and call again with its fingerprint.
             UserError: it cannot be reached there, or is another PC.
         """
         from app.nodes.identity import fingerprint_at, require_same
@@ -130,7 +134,7 @@ class Fleet:
             node, facts = await self._get_to_know(node, accept_host_key, known)
             require_same(replace(node, identity=old.identity), node.identity)
         except HostKeyUnknown as error:
-            error.reword(f"{error.message} {name} had another one at {old.address}.", error.hint)
+            error.reword(f"{error.message} {name} had another at {old.address}.", error.hint)
             raise
         except BaseException:
             if not keep_key:
@@ -146,7 +150,7 @@ class Fleet:
     ) -> tuple[NodeSnapshot, NodeFacts]:
         """Connect to a new node, start its agent, and register it if that succeeds.
 
-        On failure nothing is left behind, not even a confirmed host key.
+        On failure nothing is kept, not even a confirmed host key.
 
         Raises:
             HostKeyUnknown: show the fingerprint, ask, and call again with it.
@@ -163,6 +167,7 @@ class Fleet:
         self._require_free(node)
         # A key that another node has confirmed must survive a failed join.
         keep_key = self._is_known_host(node.address)
+        # No watch yet: it would publish a node that may still be rejected as a twin.
         try:
             node, facts = await self._get_to_know(node, accept_host_key)
             twin = find_twin(node, self._nodes.values(), self._home)
@@ -189,12 +194,12 @@ class Fleet:
     async def _get_to_know(
         self, node: Node, accept: str | None, known: str | None = None
     ) -> tuple[Node, NodeFacts]:
-        """Ask a node at its address for its facts, and return it with its identity.
+        """Connect to a node's address, fetch its facts, and return it with its identity.
 
         Args:
-            node: may be turned down later, so that it gets no watch, which would publish it.
-            accept: fingerprint that a person has confirmed for this address.
-            known: fingerprint that a person has confirmed for another address of the same PC.
+            node: may still be rejected, so it gets no watch, which would publish it.
+            accept: fingerprint that the user has confirmed for this address.
+            known: fingerprint that the user has confirmed for another address of the same PC.
         """
         try:
             link = await self._open(node, accept)
@@ -203,7 +208,7 @@ class Fleet:
                 raise
             link = await self._open(node, known)
         try:
-            facts = await NodeClient(node.name, _Held(link)).ask(ReadFacts())
+            facts = await NodeClient(node.name, _HeldLink(link)).ask(ReadFacts())
         finally:
             await link.close()
         return with_identity(node, facts), facts
@@ -234,7 +239,7 @@ class Fleet:
     async def connect(self, names: Iterable[str] = ()) -> None:
         """Keep nodes connected from now on, with their telemetry; empty: all nodes.
 
-        Returns at once; NodeChanged events report the outcome. Refused nodes are tried again.
+        Returns at once; NodeChanged events report the outcome. Refused nodes are retried, too.
         """
         for name in tuple(names) or self.names():
             watch = self._watch(name)
@@ -263,12 +268,13 @@ class Fleet:
         return watch.snapshot
 
     async def reach(self, names: Iterable[str] = ()) -> tuple[NodeSnapshot, ...]:
-        """Try to reach nodes (empty: all), fetch their facts, and return their snapshots.
+        """Fetch the facts of nodes (empty: of all) and return their snapshots.
 
         A node that does not answer is not an error.
         """
         chosen = tuple(names) or self.names()
         looks = (self.refresh(self.node(name).name) for name in chosen)
+        # Bugs are raised; an unreachable node is a state of its snapshot.
         for outcome in await asyncio.gather(*looks, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, UserError):
                 raise outcome
@@ -334,7 +340,7 @@ class Fleet:
             HostKeys(self._home).forget(address)
 
     def _forget_unused(self, address: NodeAddress) -> None:
-        """Forget the host keys of an address that was left, save those that a node still needs."""
+        """Forget the host keys of an abandoned address, except those that another node needs."""
         if not isinstance(address, SshAddress):
             return
         others = [one.address for one in self._nodes.values()]
@@ -355,7 +361,7 @@ class _OnDemand:
         return await self._fleet.link(self._name)
 
 
-class _Held:
+class _HeldLink:
     """Link provider for the single link of a first contact."""
 
     def __init__(self, link: Link) -> None:
@@ -376,7 +382,7 @@ def _snapshot(node: Node, state: str, facts: NodeFacts | None) -> NodeSnapshot:
 
 
 def _is_same_place(one: NodeAddress, other: NodeAddress) -> bool:
-    """Return whether both lead to the same user's home on the same PC, regardless of the key."""
+    """Return True if both lead to the same user's home on the same PC, regardless of the key."""
     if isinstance(one, SshAddress) and isinstance(other, SshAddress):
         return _same_host(one, other) and one.user == other.user
     return one == other

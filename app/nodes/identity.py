@@ -1,7 +1,8 @@
-"""Recognise a PC by its host key and machine id, whatever its address is now.
+"""Recognise a PC by its host key and machine id, regardless of its current address.
 
-Addresses of a home network change hands (DHCP). Only a host key proves who answers; the machine id
-tells cloned disks apart, which share their keys, and the agent's folder two users of one PC.
+Addresses of a home network change hands (DHCP). Only a host key proves a PC's identity; the machine
+id distinguishes cloned disks, which share their keys, and the agent's folder distinguishes two
+users of one PC.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from app.events import NodeSnapshot
 from app.nodes.node import Node, NodeIdentity, SshAddress
 
 SEARCHED_AFTER_S = 60.0
-"""Silence of a node after which it is searched for, in seconds."""
+"""Silence after which a node is searched for, in seconds."""
 FIRST_PAUSE_S = 300.0
 MAX_PAUSE_S = 3600.0
 """Least and greatest pause between two searches for a node, in seconds."""
 
 
 def find_twin(node: Node, others: Iterable[Node], home: Path) -> Node | None:
-    """Return another node that is the same PC and user as `node`; None: there is none."""
+    """Return another node that is the same PC and user as `node`, or None."""
     for other in others:
         if other.identity is None or other.identity != node.identity:
             continue
@@ -33,7 +34,7 @@ def find_twin(node: Node, others: Iterable[Node], home: Path) -> Node | None:
 
 
 def refuse_twin(node: Node, twin: Node) -> UserError:
-    """Return the error of a node that is known under another name."""
+    """Return the error for a node that is already registered under another name."""
     hint = f"Use {twin.name}: one PC is one node."
     if isinstance(node.address, SshAddress) and isinstance(twin.address, SshAddress):
         hint = (
@@ -49,12 +50,12 @@ def refuse_twin(node: Node, twin: Node) -> UserError:
 
 
 def explain_key(error: UserError, node: Node, nodes: Iterable[Node], home: Path) -> UserError:
-    """Return the error of a host key with the node that the key belongs to, if it is one of ours.
+    """Return the error with the name of the node that the host key belongs to, if it is known.
 
     Args:
-        error: what the connection failed with; another error is returned as it is.
-        node: the one that was to be reached.
-        nodes: all that were added.
+        error: error of the connection; one of another kind is returned unchanged.
+        node: node to reach.
+        nodes: all registered nodes.
         home: folder of the master.
     """
     if not isinstance(error, (HostKeyChanged, HostKeyUnknown)):
@@ -73,10 +74,10 @@ def explain_key(error: UserError, node: Node, nodes: Iterable[Node], home: Path)
         error.reword(
             f"{error.host} answers with the host key of {owner.name}, not of {node.name}: that PC "
             "has this address now.",
-            f"Nothing is wrong with either PC. Look for the new address: {find}",
+            f"Nothing is wrong with either PC. Find the new address: {find}",
         )
     else:
-        hint = f"If another PC has this address now, look for the new one: {find}. {error.hint}"
+        hint = f"If another PC has this address now, find the new one: {find}. {error.hint}"
         error.reword(error.message, hint)
     return error
 
@@ -92,13 +93,13 @@ def require_same(node: Node, found: NodeIdentity | None) -> None:
         raise UserError(
             f"{node.address} is another PC than {node.name} was: its machine id differs",
             "Add it under a name of its own: rackless nodes add NAME --ssh USER@HOST. If it was "
-            f"installed anew, remove {node.name} first.",
+            f"reinstalled, remove {node.name} first.",
             where=node.name,
         )
 
 
 def fingerprint_at(node: Node, home: Path) -> str | None:
-    """Return the fingerprint of the node's confirmed host key; None: it has none here."""
+    """Return the fingerprint of the node's confirmed host key, or None if it has none here."""
     if not isinstance(node.address, SshAddress):
         return None
     from app.nodes.transport.host_keys import HostKeys, fingerprint_of
@@ -108,14 +109,14 @@ def fingerprint_at(node: Node, home: Path) -> str | None:
 
 
 class SilentNodes:
-    """Which nodes have been silent for so long that their address may have changed."""
+    """Schedule of searches for nodes whose address may have changed, since they are silent."""
 
     def __init__(self) -> None:
         self._due: dict[str, tuple[float, float]] = {}
         """Time of the next search, and the pause after it, in seconds, by name."""
 
     def due(self, snapshots: Iterable[NodeSnapshot], now_s: float) -> tuple[str, ...]:
-        """Return the nodes to be searched for now; each search doubles the pause to the next."""
+        """Return the nodes to search for now; each search doubles the pause to the next."""
         found = []
         for node in snapshots:
             if node.transport != "ssh" or node.state not in ("unreachable", "refused"):

@@ -1,8 +1,8 @@
 """Put our public key into `~/.ssh/authorized_keys` of another PC, as ssh-copy-id does, and undo it.
 
-The password logs in once and is kept nowhere. The key is appended by a script that goes through the
-input of `sh`, so that no login shell has anything to quote; the line is added once at most.
-Afterwards a second connection logs in with the key alone: if that fails, the line is removed again.
+The password logs in once and is not stored. The key is appended by a script on the standard input
+of `sh`, so no login shell has to quote anything; the line is added at most once. Afterwards a
+second connection logs in with the key alone; if that fails, the line is removed again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
 import os
 import re
 import socket
@@ -19,11 +20,61 @@ from pathlib import Path
 import asyncssh
 
 from app.errors import LoginRefused, UserError
-from app.nodes.copied_keys import CopiedKeys
+from app.filelock import locked
 from app.nodes.node import SshAddress
 from app.nodes.ssh_config import local_user
 from app.nodes.transport.login_keys import expand, load_login_keys
 from app.nodes.transport.ssh import SshConnection, connect_ssh, connect_with_password
+from app.paths import replace_text
+
+RECORD_NAME = "copied_keys.json"
+
+
+class CopiedKeys:
+    """Record of the added lines below one home folder. Reads the file at each call, since another
+    process may change it.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / RECORD_NAME
+
+    def find(self, address: SshAddress) -> str | None:
+        """Return the line that was added for an account, or None."""
+        return self._read().get(_account(address))
+
+    def keep(self, address: SshAddress, line: str) -> None:
+        self._change(address, line)
+
+    def forget(self, address: SshAddress) -> None:
+        self._change(address, None)
+
+    def _read(self) -> dict[str, str]:
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+    def _change(self, address: SshAddress, line: str | None) -> None:
+        try:
+            with locked(self._path.with_name(f"{RECORD_NAME}.lock")):
+                lines = self._read()
+                lines.pop(_account(address), None)
+                if line is not None:
+                    lines[_account(address)] = line
+                replace_text(self._path, json.dumps(lines, indent=1) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"{self._path} cannot be written: {error.strerror or error}",
+                "Free some space on that disk, or give yourself write access to that folder",
+            ) from error
+
+
+def _account(address: SshAddress) -> str:
+    return f"{address.user}@{address.known_as}"
+
+
+# ------------------------------------------------------------------------
 
 OWN_KEY_NAME = "id_ed25519"
 """Name of the key that Rackless makes for itself, in its home folder."""
@@ -74,18 +125,18 @@ fi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopiedKey:
-    """A public key that another PC lets in now."""
+    """A public key that another PC accepts now."""
 
     address: SshAddress
     """Address of the node, with the key file that it needs."""
     host: SshAddress
-    """Whose authorized_keys has it: the node, or a jump host on the way to it."""
+    """Account whose authorized_keys has it: the node's, or a jump host's on the route to it."""
     key: str
     """Private key file, or the name of a key in the SSH agent."""
     is_new: bool
-    """Whether the key was made just now."""
+    """True if the key was generated just now."""
     was_there: bool
-    """Whether authorized_keys had the line before."""
+    """True if authorized_keys had the line before."""
 
     @property
     def account(self) -> str:
@@ -96,16 +147,16 @@ class CopiedKey:
 async def copy_key(
     address: SshAddress, password: str, *, home: Path, accept_host_key: str | None = None
 ) -> CopiedKey:
-    """Let the first host on the way that refuses our keys accept one.
+    """Install a key on the first host of the route that refuses all our keys.
 
     Args:
-        address: node that is to be reached.
+        address: node to reach.
         password: password of the account that LoginRefused named.
         home: folder of the master.
         accept_host_key: fingerprint that the user has confirmed for that host.
 
     Raises:
-        LoginRefused: the password is wrong, the host takes none, or it refuses the key still.
+        LoginRefused: the password is wrong, the host takes none, or it still refuses the key.
         UserError: the line cannot be written there, or no key can be made here.
     """
     connection = await connect_with_password(
@@ -113,9 +164,10 @@ async def copy_key(
     )
     try:
         if not connection.by_password:
-            raise UserError(f"{address} lets our key in already", "Add it without a password")
+            raise UserError(f"{address} accepts our key already", "Add it without a password")
         host = connection.address
         ours = await _choose_key(host, home)
+        # The command runs on the connection of the password; only the check below needs the key.
         state = await _run(connection, _ADD, ours.line)
         host = replace(host, key=ours.named or host.key)
         try:
@@ -138,7 +190,7 @@ async def copy_key(
 
 
 def with_key_of(address: SshAddress, host: SshAddress) -> SshAddress:
-    """Return the address with the key of `host`, which may be one of those on the way to it."""
+    """Return the address with the key of `host`, which may be one of its jump hosts."""
     if host.known_as == address.known_as:
         return replace(address, key=host.key)
     jumps = tuple(
@@ -177,11 +229,11 @@ class _OurKey:
     name: str
     is_new: bool = False
     named: Path | None = None
-    """Key file that the address must name; None: it is tried anyway."""
+    """Key file that the address must name; None if it is tried by default."""
 
 
 async def _choose_key(host: SshAddress, home: Path) -> _OurKey:
-    """Return the key to copy: one that logs in by itself, else a new one."""
+    """Return the key to copy: one that can log in by itself, or a new one."""
     keys = await load_login_keys(host)
     try:
         found = [
@@ -192,13 +244,13 @@ async def _choose_key(host: SshAddress, home: Path) -> _OurKey:
         ]
     finally:
         await keys.close()
-    # A file logs in without the agent, which may be another one tomorrow.
+    # A file logs in without the agent, which may hold other keys tomorrow.
     found.sort(key=lambda key: key.name.endswith("(from the SSH agent)"))
     return found[0] if found else await asyncio.to_thread(_make_key, host, home)
 
 
 def _make_key(host: SshAddress, home: Path) -> _OurKey:
-    """Make a key where logins look for one, or in Rackless' own home if that place is taken."""
+    """Make a key where logins find it by default, or in Rackless' own home if that file exists."""
     usual = expand(host.identity_files[0] if host.identity_files else Path("~/.ssh/id_ed25519"))
     own = home / OWN_KEY_NAME
     path, named = (own, own) if usual.exists() else (usual, None)
@@ -224,6 +276,8 @@ def _write_key(path: Path, key: asyncssh.SSHKey) -> None:
         (path, key.export_private_key("openssh"), 0o600),
         (public, key.export_public_key("openssh"), 0o644),
     ):
+        # The mode is set when the file is created: a later chmod would leave it readable for a
+        # moment.
         handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -231,7 +285,7 @@ def _write_key(path: Path, key: asyncssh.SSHKey) -> None:
 
 def _line_of(algorithm: str, public_data: bytes) -> str:
     blob = base64.b64encode(public_data).decode("ascii")
-    # rsa-sha2-512 is a way to sign; the key itself is of type ssh-rsa.
+    # rsa-sha2-512 is a signature scheme; the key itself is of type ssh-rsa.
     kind = "ssh-rsa" if "rsa" in algorithm else algorithm
     return f"{kind} {blob} {_comment()}"
 
@@ -241,7 +295,7 @@ def _comment() -> str:
 
 
 async def _run(connection: SshConnection, script: str, line: str) -> str:
-    """Run a script for one line on the other PC and return what it says about it.
+    """Run a script for one line on the other PC and return the state that it prints.
 
     Raises:
         UserError: the script failed.
@@ -255,6 +309,7 @@ async def _run(connection: SshConnection, script: str, line: str) -> str:
             process.write_eof()
             said = b""
             while data := await process.read():
+                # Only the end is kept: a login script may print without limit.
                 said = (said + data)[-4096:]
             await process.wait()
     except (TimeoutError, BrokenPipeError):
@@ -267,7 +322,7 @@ async def _run(connection: SshConnection, script: str, line: str) -> str:
         reason = process.stderr_text() or "its login shell ran no command"
         raise UserError(
             f"~/.ssh/authorized_keys of {connection.address} cannot be changed: {reason}",
-            "Log in there and see whether the home folder can be written: ls -ld ~ ~/.ssh",
+            "Log in there and check that the home folder can be written: ls -ld ~ ~/.ssh",
         )
     return found[1].decode("ascii")
 

@@ -1,7 +1,7 @@
 """A link to a node: an open connection with a started agent on it.
 
-Transfers of raw bytes use connections of their own. On the agent's connection a ping would queue
-behind megabytes on a slow network, and the node would look dead while it receives a model.
+Transfers of raw bytes use separate connections. On the agent's connection a ping would queue behind
+megabytes on a slow network, and the node would look dead while it receives a model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.nodes.archive import AgentArchive
 
 CLOSE_GRACE_S = 2.0
-"""Time for the agent to exit by itself, in seconds."""
+"""Time for the agent to exit after a shutdown request, in seconds."""
 
 
 class Link:

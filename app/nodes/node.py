@@ -44,15 +44,15 @@ class SshAddress:
     identity_files: tuple[Path, ...] = ()
     """Private key files that ~/.ssh/config names; empty: the default files in ~/.ssh."""
     only_identity_files: bool = False
-    """Whether the SSH agent may offer the keys of these files only."""
+    """True if the SSH agent may only offer the keys of these files."""
     agent: str | None = None
     """Socket of the SSH agent; None: the one of the environment; `none`: no agent."""
     jumps: tuple[SshAddress, ...] = ()
-    """Hosts to log in to on the way, the first one first; they have no jumps themselves."""
+    """Hosts to log in to on the route, the first one first; they have no jumps themselves."""
     proxy_command: str | None = None
-    """Program whose input and output lead to the first host; a person has agreed to it."""
+    """Command whose stdio leads to the first host; the user has agreed to it."""
     alias: str = ""
-    """Name that the host was asked for by, if ~/.ssh/config gives it another; else empty."""
+    """Name in ~/.ssh/config by which the host was requested; empty if it is the host itself."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
@@ -70,15 +70,13 @@ class SshAddress:
 
     @property
     def known_as(self) -> str:
-        """Name under which its host key is stored: always with brackets and port.
-
-        Hosts behind a jump host are named with it: many networks use the same private addresses.
-        """
+        """Name under which its host key is stored: always with brackets and port."""
+        # With the jump hosts' names: many networks use the same private addresses.
         return "@".join(f"[{hop.host}]:{hop.port}" for hop in (self, *reversed(self.jumps)))
 
     @property
     def hops(self) -> tuple[SshAddress, ...]:
-        """Addresses to log in to one after the other, this one last; each knows its way."""
+        """Addresses to log in to one after the other, this one last, each with its own jumps."""
         return (
             *(replace(hop, jumps=self.jumps[:place]) for place, hop in enumerate(self.jumps)),
             self,
@@ -91,10 +89,10 @@ class SshAddress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SshTarget:
-    """What a person typed for a PC: an address, or a name that ~/.ssh/config explains."""
+    """A PC as the user typed it: an address, or a name in ~/.ssh/config."""
 
     host: str
-    """Name as it was typed."""
+    """Name as typed."""
     user: str | None = None
     """None: ~/.ssh/config may name one, else it is the user of this PC."""
     port: int | None = None
@@ -131,12 +129,12 @@ NodeAddress = SshAddress | LocalAddress | WslAddress
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeIdentity:
-    """What a node is, wherever it is reached; over SSH together with its host key."""
+    """Identity of a node at any address; over SSH in addition to its host key."""
 
     machine_id: str
     """Hash of the system's id."""
     agent_home: str
-    """Folder of the agent there: two users of one PC are two nodes."""
+    """Folder of the agent there; it distinguishes two users of one PC."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,9 +143,9 @@ class Node:
     """Name of 1 to 63 letters, digits, dots, dashes and underscores; also a folder name."""
     address: NodeAddress
     identity: NodeIdentity | None = None
-    """None: not known, as of a node that was added by an earlier version."""
+    """None if unknown, as for a node that an earlier version added."""
     wake: WakeTarget | None = None
-    """Network card that a packet can wake; None: not known, or there is none."""
+    """Network card that a packet can wake; None if unknown or missing."""
 
     def __post_init__(self) -> None:
         check_node_name(self.name)
@@ -177,11 +175,11 @@ def parse_ssh_target(text: str) -> SshTarget:
         UsageError: the text has another form; the message says what is missing.
     """
     user, at, place = text.strip().rpartition("@")
-    if ":" in user:  # not quoted: what follows may be a password
+    if ":" in user:  # not quoted: a password may follow
         name = user.partition(":")[0]
         raise UsageError(
             f"the address of {name} at {place} has more than a user name before the @",
-            "Write USER@HOST[:PORT] without a password: Rackless asks for it where one is needed.",
+            "Write USER@HOST[:PORT] without a password: Rackless asks for it if one is needed.",
         )
     if not place or (at and not user):
         raise UsageError(f"{text!r} names no PC to log in to", _FORM)
@@ -216,7 +214,7 @@ def address_from_json(stored: Mapping[str, Any]) -> NodeAddress:
     """Return the address that `address_to_json` stored.
 
     Raises:
-        ValueError: the transport is none of the three, or a part of the address is missing.
+        ValueError: the transport is unknown, or a part of the address is missing.
     """
     try:
         match stored.get("transport"):
@@ -234,7 +232,7 @@ def address_from_json(stored: Mapping[str, Any]) -> NodeAddress:
 def _ssh_to_json(address: SshAddress) -> dict[str, Any]:
     key = None if address.key is None else str(address.key)
     stored: dict[str, Any] = {"host": address.host, "port": address.port, "user": address.user}
-    # What most addresses lack is left out.
+    # Fields that most addresses lack are left out.
     more: dict[str, Any] = {
         "identity_files": [str(path) for path in address.identity_files],
         "only_identity_files": address.only_identity_files,
@@ -263,7 +261,7 @@ def _ssh_from_json(stored: Mapping[str, Any]) -> SshAddress:
 
 
 def with_identity(node: Node, facts: NodeFacts) -> Node:
-    """Return the node with what its facts say of its identity, and of waking it."""
+    """Return the node with the identity and the wake target from its facts."""
     node = replace(node, wake=find_wake_target(facts) or node.wake)
     if not facts.machine_id or not facts.agent_home:
         return node
@@ -272,10 +270,11 @@ def with_identity(node: Node, facts: NodeFacts) -> Node:
 
 
 def find_wake_target(facts: NodeFacts) -> WakeTarget | None:
-    """Return the network card by which a node can be woken; None: there is none, or it is WSL's.
+    """Return the network card by which a node can be woken, or None if there is no such card.
 
-    It is the card with the address that the master reaches, else the only one with all it takes.
+    It is the card with the address that the master uses, else the only one that can be woken.
     """
+    # In NAT mode WSL has a virtual card; Windows holds the real one.
     if facts.wsl is not None and facts.wsl != "mirrored":
         return None
     cards = [
@@ -289,12 +288,12 @@ def find_wake_target(facts: NodeFacts) -> WakeTarget | None:
         return WakeTarget(
             mac=one.mac or "", broadcast=one.broadcast or "", device=one.name, is_on=one.wakes
         )
-    except ValueError:  # what a node says may be anything
+    except ValueError:  # a node's facts are not trusted
         return None
 
 
 def identity_to_json(node: Node) -> dict[str, Any]:
-    """Return identity and wake target as JSON values, for storage; empty: nothing is known."""
+    """Return identity and wake target as JSON values, for storage; empty if both are unknown."""
     identity = {} if node.identity is None else asdict(node.identity)
     return {**identity, **({} if node.wake is None else {"wake": asdict(node.wake)})}
 
@@ -303,7 +302,7 @@ def node_from_json(name: str, address: Mapping[str, Any], identity: Mapping[str,
     """Return a stored node.
 
     Raises:
-        ValueError: the address is none.
+        ValueError: the address is invalid.
     """
     known = {key: str(identity[key]) for key in ("machine_id", "agent_home") if key in identity}
     return Node(
@@ -319,7 +318,7 @@ def _wake_from_json(stored: Any) -> WakeTarget | None:
         return None
     try:
         return WakeTarget(**stored)
-    except (TypeError, ValueError):  # another version, or edited by hand: learned again
+    except (TypeError, ValueError):  # from another version, or edited: the next facts replace it
         return None
 
 

@@ -25,9 +25,9 @@ from app.errors import UserError
 
 MAX_DEPTH = 16
 """Number of files that may include each other, as in OpenSSH."""
-# Options of which the first value counts, and whose value is one word.
+# Options whose first value counts, and whose value is one word.
 _SINGLE = frozenset({"hostname", "user", "port", "identitiesonly", "identityagent", "tag"})
-# Their value is the rest of the line, quotes and all. Whichever of both comes first counts.
+# The value is the rest of the line, with its quotes. The first of both counts.
 _PROXIES = frozenset({"proxycommand", "proxyjump"})
 _FLAGS = frozenset({"all", "canonical", "final"})
 _CONDITIONS = frozenset({"host", "originalhost", "user", "localuser", "tagged", "exec"})
@@ -46,15 +46,15 @@ class ConfigFile:
 
 @dataclass(slots=True)
 class HostConfig:
-    """What the files say about one host; None: nothing."""
+    """Values of the files for one host; None if they have none."""
 
     host: str
-    """Name that was asked for."""
+    """Name as typed after `ssh`."""
     values: dict[str, str] = field(default_factory=dict)
     """First value of each option, by its name in lower case."""
     identity_files: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    """Places of conditions that are not known here and therefore do not hold."""
+    """Positions of unknown conditions, which count as false."""
 
     @property
     def hostname(self) -> str:
@@ -63,12 +63,12 @@ class HostConfig:
 
     @property
     def is_agent_limited(self) -> bool:
-        """Whether only the keys of the named files may be tried."""
+        """True if only the keys of the named files may be tried."""
         return self.values.get("identitiesonly", "no").lower() in ("yes", "true")
 
 
 RunProgram = Callable[[str], bool]
-"""Runs a command of `Match exec` and returns whether it succeeded."""
+"""Callback that runs a command of `Match exec` and returns True if it succeeded."""
 
 
 def read_host(
@@ -79,12 +79,12 @@ def read_host(
     user: str | None = None,
     port: int | None = None,
 ) -> HostConfig:
-    """Return what the files say about `host`.
+    """Return the values of the files for `host`.
 
     Args:
-        host: name as a person would type it after `ssh`.
+        host: name as typed after `ssh`.
         files: files to read, the first one first; missing ones are skipped.
-        run_program: called for each `Match exec` that decides something.
+        run_program: called for each `Match exec` that can change the result.
         user: user that was given with the name, which wins over the files.
         port: port that was given with the name.
 
@@ -96,10 +96,10 @@ def read_host(
         config.values["user"] = user
     if port is not None:
         config.values["port"] = str(port)
-    reader = _Reader(config, run_program)
+    reader = _HostReader(config, run_program)
     reader.read(files)
     if reader.wants_final:
-        # OpenSSH reads everything once more, with what the first pass has found.
+        # OpenSSH reads everything once more, starting from the values of the first pass.
         config.values["hostname"] = config.hostname.replace("%", "%%")
         reader.is_final = True
         reader.read(files)
@@ -142,7 +142,7 @@ def expand_tokens(text: str, tokens: Mapping[str, str]) -> str:
 
 
 def tokens_of(config: HostConfig) -> dict[str, str]:
-    """Return the meaning of each `%` token for a host whose configuration was read."""
+    """Return the value of each `%` token for a host whose configuration was read."""
     local = socket.gethostname()
     own = local_user() or ""
     tokens = {
@@ -163,15 +163,15 @@ def tokens_of(config: HostConfig) -> dict[str, str]:
 
 
 def local_user() -> str | None:
-    """Return the name of the user on this PC; None: the system does not say."""
+    """Return the name of the user on this PC, or None if the system has none."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
         return None
 
 
-class _Reader:
-    """One reading of all files for one host."""
+class _HostReader:
+    """One pass over all files for one host."""
 
     def __init__(self, config: HostConfig, run_program: RunProgram) -> None:
         self._config = config
@@ -213,7 +213,7 @@ class _Reader:
     # ------------------------------------------------------------ conditions
 
     def _matches(self, rest: str, where: str) -> bool:
-        """Return whether all conditions of a `Match` line hold."""
+        """Return True if all conditions of a `Match` line hold."""
         words = iter(_words(rest, where))
         holds = True
         for word in words:
@@ -227,7 +227,7 @@ class _Reader:
                     raise _damaged(where, f"Match {name} lacks its pattern")
                 # A condition that cannot change the outcome is not tried: it may run a program.
                 result = holds and self._condition(name, argument, where)
-                # What a condition of a newer OpenSSH means is not known, its opposite neither.
+                # An unknown condition of a newer OpenSSH fails, and so does its negation.
                 holds = holds and name in _CONDITIONS
             holds = holds and result != negated
         return holds
@@ -258,11 +258,12 @@ class _Reader:
 
 
 def match_patterns(text: str, patterns: Iterable[str]) -> bool:
-    """Return whether one of the patterns fits the whole text, and none of those after a `!`.
+    """Return True if a pattern matches the whole text, and no pattern after a `!` does.
 
     >>> match_patterns("gpu-7", ["gpu-?"]), match_patterns("gpu-7", ["gpu-*", "!gpu-7"])
     (True, False)
     """
+    # OpenSSH has only * and ?; brackets are escaped, since fnmatch would take them for a set.
     plain = {one: one.removeprefix("!").replace("[", "[[]") for one in patterns}
     fit = [one for one, pattern in plain.items() if fnmatch.fnmatchcase(text, pattern)]
     return bool(fit) and not any(one.startswith("!") for one in fit)
@@ -293,7 +294,7 @@ def _lines(file: ConfigFile) -> Iterator[tuple[str, str, str]]:
 
 
 def _every_line(file: ConfigFile, depth: int) -> Iterator[tuple[str, str, str]]:
-    """Yield the lines of a file and of all that it includes, whatever the conditions are."""
+    """Yield the lines of a file and of its includes, regardless of conditions."""
     for word, rest, where in _lines(file):
         if word == "include":
             for included in _included(file, _words(rest, where), depth, where):
@@ -324,7 +325,7 @@ def _words(rest: str, where: str) -> list[str]:
 def split_words(text: str) -> list[str]:
     r"""Split as OpenSSH's argv_split: quotes group, and a `#` begins a comment.
 
-    Empty: a quote does not end.
+    Returns an empty list if a quote does not end.
 
     >>> split_words(r'"a b" C:\keys\one a\ b"c"d#e # mine'), split_words('a "b')
     (['a b', 'C:\\keys\\one', 'a bcd#e'], [])

@@ -1,7 +1,7 @@
-"""Turn what a person types after `ssh` into an address: what `~/.ssh/config` says is used here.
+"""Resolve a name that the user typed after `ssh` into an address, by `~/.ssh/config`.
 
-It is read when a node gets its address, not at each connection, so a run does not depend on it.
-Programs that the configuration names (`ProxyCommand`, `Match exec`) run with the rights of the
+The file is read when a node gets its address, not at each connection, so a run does not depend on
+it. Programs that the configuration names (`ProxyCommand`, `Match exec`) run with the rights of the
 user, so they run only once the user has agreed.
 """
 
@@ -29,7 +29,7 @@ from app.nodes.ssh_config import (
 )
 
 MAX_JUMPS = 8
-"""Number of hosts on the way to a node."""
+"""Maximum number of hosts on the route to a node."""
 MATCH_TIMEOUT_S = 10.0
 """Maximum duration of a program of `Match exec`, in seconds."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -41,7 +41,7 @@ class SshHost:
 
     address: SshAddress
     notes: tuple[str, ...]
-    """Parts of the configuration that were not followed, as sentences."""
+    """Parts of the configuration that were ignored, as sentences."""
 
 
 def config_files(home: Path) -> tuple[ConfigFile, ...]:
@@ -58,14 +58,14 @@ def config_files(home: Path) -> tuple[ConfigFile, ...]:
 def list_ssh_hosts(files: tuple[ConfigFile, ...]) -> tuple[SshHost, ...]:
     """Return the hosts that the configuration names; those that cannot be read are left out.
 
-    No program runs: a `Match exec` counts as failed.
+    No program runs: a `Match exec` counts as false.
     """
     found = []
     for name in list_hosts(files):
         try:
             target = parse_ssh_target(name)
             found.append(_Resolver(files, None).resolve(target))
-        except UserError:  # such as one without a user, or with a damaged value
+        except UserError:  # such as one with a damaged value
             continue
     return tuple(found)
 
@@ -80,7 +80,7 @@ def resolve_host(
     """Return the address that `ssh` would log in to.
 
     Args:
-        target: what the person typed.
+        target: address or name as typed.
         files: configuration to follow.
         key: private key file to use instead of those that the files name.
         agreed: commands of the configuration that the user has agreed to.
@@ -97,7 +97,7 @@ def resolve_host(
 
 class _Resolver:
     def __init__(self, files: tuple[ConfigFile, ...], agreed: Collection[str] | None) -> None:
-        """`agreed`: commands that may run; None: none is run, and none asked about."""
+        """`agreed`: commands that may run; None to run no command and not to ask."""
         self._files = files
         self._agreed = agreed
         self._notes: dict[str, None] = {}
@@ -107,11 +107,11 @@ class _Resolver:
         return SshHost(address=address, notes=tuple(self._notes))
 
     def _resolve(self, target: SshTarget, depth: int, jump: str | None) -> SshAddress:
-        """Return the address; `jump`: hosts on the way, instead of those of the configuration."""
+        """Return the address; `jump` replaces the hosts on the route from the configuration."""
         if depth > MAX_JUMPS:
             raise UserError(
                 f"Your SSH configuration leads to {target.host} over more than {MAX_JUMPS} hosts",
-                "See whether ProxyJump lines in ~/.ssh/config lead to each other",
+                "Check that ProxyJump lines in ~/.ssh/config do not form a loop",
             )
         config = read_host(
             target.host, self._files, self._run_match, user=target.user, port=target.port
@@ -124,7 +124,7 @@ class _Resolver:
         user = config.values.get("user") or local_user()
         if user is None:
             raise UsageError(
-                f"nobody says which user logs in to {target.host}", "Write USER@HOST[:PORT]"
+                f"no user name is known to log in to {target.host}", "Write USER@HOST[:PORT]"
             )
         files, agent = _identity_files(config, tokens), config.values.get("identityagent")
         address = SshAddress(
@@ -145,7 +145,8 @@ class _Resolver:
         return replace(address, jumps=self._jumps(expand_tokens(way, tokens), depth))
 
     def _jumps(self, way: str, depth: int) -> tuple[SshAddress, ...]:
-        """Return the hosts of a ProxyJump value, and those on the way to the first one."""
+        """Return the hosts of a ProxyJump value, and those on the route to the first one."""
+        # Only the last host follows its own configuration; the hosts before it are the route to it.
         before, _, last = way.rpartition(",")
         text = last.strip().removeprefix("ssh://")
         hop = self._resolve(parse_ssh_target(text), depth + 1, before or None)

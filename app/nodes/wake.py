@@ -1,4 +1,4 @@
-"""Wake a node: send the magic packet from every side that reaches its network, until it answers."""
+"""Wake a node: send the magic packet from every PC in its network until the node answers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from app.nodes.node import Node
 from app.progress import OnMessage
 
 WAKE_TIMEOUT_S = 180.0
-"""Maximum duration from the first packet to an answer, in seconds: the PC may have to boot."""
+"""Maximum time from the first packet to an answer, in seconds; the PC may have to boot."""
 REPEAT_S = 5.0
-"""Pause between two packets and between two looks, in seconds."""
+"""Pause between two packets and between two attempts to connect, in seconds."""
 
 
 async def wake_node(
@@ -32,14 +32,14 @@ async def wake_node(
 
     Args:
         node: node to wake.
-        helpers: nodes of the same network, which send packets, too.
-        answers: tries to reach it.
-        progress: gets a sentence from time to time.
+        helpers: nodes of the same network, which also send packets.
+        answers: tries to reach the node; returns True if it answers.
+        progress: gets a sentence before each attempt.
         timeout_s: maximum duration.
 
     Raises:
         UserError: its hardware address is not known.
-        NodeUnreachable: it does not answer; the hint says why that may be.
+        NodeUnreachable: it does not answer; the hint names possible causes.
     """
     target = node.wake
     if target is None:
@@ -68,12 +68,12 @@ async def wake_node(
 
 
 async def _send(target: WakeTarget, helpers: Sequence[NodeClient]) -> int:
-    """Send one packet from each side; return how many went out."""
+    """Send one packet from each PC; return the number of packets sent."""
     sources = await asyncio.to_thread(own_addresses)
     num_sent = await asyncio.to_thread(send_magic_packet, target, tuple(sources))
 
     async def ask(helper: NodeClient) -> int:
-        with contextlib.suppress(UserError):  # it may have gone as well
+        with contextlib.suppress(UserError):  # the helper may be off by now as well
             return (await helper.ask(WakeOther(target=target))).value
         return 0
 
@@ -101,5 +101,5 @@ def _still_silent(node: Node, target: WakeTarget, timeout_s: float) -> NodeUnrea
 
 
 def share_network(target: WakeTarget, other: WakeTarget | None) -> bool:
-    """Return whether another node is in the network of the one to wake."""
+    """Return True if another node is in the network of the node to wake."""
     return other is not None and other.broadcast == target.broadcast and other.mac != target.mac

@@ -30,8 +30,8 @@ from app.nodes.node import Node, transport_of
 
 PING_INTERVAL_S: Final = 1.0
 STALE_AFTER_S: Final = 1.8
-"""Age of an unanswered ping that makes the node unreachable, in seconds. With the interval, a dead
-node is noticed after at most 2.8 s."""
+"""Age of an unanswered ping that makes the node unreachable, in seconds. Together with the
+interval, a dead node is noticed after at most 2.8 s."""
 GIVE_UP_AFTER_S: Final = 15.0
 """Age of an unanswered ping that ends the link, in seconds."""
 FIRST_PAUSE_S: Final = 0.5
@@ -41,11 +41,11 @@ MAX_PAUSE_S: Final = 30.0
 STEADY_AFTER_S: Final = 20.0
 """Lifetime of a link that resets the pause between retries, in seconds."""
 REST_S: Final = 2.0
-"""Age below which a failure answers the next request without a new try, in seconds."""
+"""Age of a failure below which a request fails at once instead of reconnecting, in seconds."""
 REFUSED_REST_S: Final = 15.0
-"""The same for a refused login, which counts towards the limits of fail2ban."""
+"""REST_S for a refused login, which counts towards the limits of fail2ban."""
 
-# A node cannot be told from one that lies, so it is shown and nothing else is done.
+# A misconfigured node looks like a malicious one, so the problem is only shown.
 _DISTRUST: Final = (
     "Nothing of it was used. If you do not know why, check that PC or remove the node"
 )
@@ -58,7 +58,7 @@ def pause_before(attempt: int, jitter: float) -> float:
 
     Args:
         attempt: number of failures in a row, from 1.
-        jitter: random number from 0 to 1, which spreads nodes that went away together.
+        jitter: random number from 0 to 1, which spreads nodes that were lost together.
 
     >>> [pause_before(n, 0.5) for n in (1, 2, 3, 7, 20)]
     [0.5, 1.0, 2.0, 30.0, 30.0]
@@ -115,10 +115,10 @@ class NodeWatch:
                     failures = 0
 
     async def link(self) -> Link:
-        """Return the open link; try once more if there is none.
+        """Return the open link; try once more without one.
 
         Raises:
-            UserError: there is no link, and why.
+            UserError: the node cannot be reached.
         """
         if self._link is None:
             self._rest()
@@ -186,6 +186,7 @@ class NodeWatch:
     async def _close(self, link: Link) -> None:
         try:
             await link.close()
+        # Not raised: the link is gone either way, and the task must reconnect.
         except (RacklessError, OSError):
             _log.exception("closing the link to %s", self.node.name)
 
@@ -228,7 +229,7 @@ class NodeWatch:
             facts = await link.channel.request(request.kind, timeout_s=GIVE_UP_AFTER_S)
             self._publish(facts=request.read_answer(read_lines(facts)))
         except NodeUnreachable:
-            return  # the end of the link reports it
+            return  # reported when the link ends
         except (RacklessError, WireError) as error:
             link.channel.complain(f"its facts cannot be read: {error}")
 
@@ -273,7 +274,7 @@ class NodeWatch:
     # ------------------------------------------------------------ samples
 
     async def _follow_samples(self, link: Link) -> None:
-        """Follow the samples that are missing here, once they are requested."""
+        """Follow the samples that are missing here, once they are wanted."""
         await self._samples_wanted.wait()
         try:
             # The clock of the node, since samples carry it: older ones are replayed history.
@@ -289,7 +290,7 @@ class NodeWatch:
                 request.kind, request.to_args(), take, timeout_s=GIVE_UP_AFTER_S
             )
         except NodeUnreachable:
-            return  # the end of the link reports it
+            return  # reported when the link ends
         except RacklessError as error:
             link.channel.complain(f"it sends no telemetry: {error}")
 
@@ -314,7 +315,7 @@ class NodeWatch:
 
 
 def _wall_of(clock: dict[str, Any]) -> float:
-    """Return the wall clock in the answer to a ping; 0 if it is none."""
+    """Return the wall clock in the answer to a ping, or 0 if it is missing."""
     wall_s = clock.get("wall_s")
     is_number = isinstance(wall_s, (int, float)) and not isinstance(wall_s, bool)
     return float(wall_s or 0.0) if is_number else 0.0

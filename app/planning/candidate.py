@@ -228,4 +228,4 @@ class Plan:
     @property
     def refuses_data(self) -> bool:
         """True if a start refuses the data."""
-        return any(one.consequence == "refuse" for one in self.findings)
+        return any(finding.consequence == "refuse" for finding in self.findings)

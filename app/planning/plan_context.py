@@ -85,7 +85,7 @@ class Case:
     def of(self, names: Iterable[str]) -> tuple[Worker, ...]:
         """Return the GPUs of these nodes, in order."""
         wanted = set(names)
-        return tuple(one for one in self.workers if one.node.name in wanted)
+        return tuple(worker for worker in self.workers if worker.node.name in wanted)
 
     def fit(self, worker: Worker, ranks: int) -> Fit:
         """Return the setting that the trainer will choose on this GPU as one of `ranks`."""

@@ -67,6 +67,7 @@ def _reason(
         later = "" if candidate.runnable else f", but {_NOT_YET}"
         return f"{who}: fits{later}{words and f'; {words}'}"
     ratio = candidate.step_s / chosen.step_s
+    # Differences below 5 % are within the error of forecasts.
     pace = f"{ratio:.1f} times as long per step" if ratio >= 1.05 else "about as fast"
     if ratio < 0.95:
         # A faster candidate lost: it is not runnable, or `auto` mistrusts its forecast.

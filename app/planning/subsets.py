@@ -53,7 +53,7 @@ def rank_subsets(case: Case, prospects: list[Prospect], num: int) -> list[tuple[
     }
     num_bytes = gradient_bytes(case.shape, case.spec) * case.network_factor
     weighed = [
-        (_estimate_s(case, some, links, num_bytes), len(some), [one.name for one in some])
+        (_estimate_s(case, some, links, num_bytes), len(some), [prospect.name for prospect in some])
         for some in _subsets(prospects)
     ]
     # Ties go to fewer nodes, then to names, so that the order is deterministic.
@@ -77,7 +77,7 @@ def _subsets(prospects: list[Prospect]) -> Iterator[tuple[Prospect, ...]]:
     fastest = sorted(prospects, key=lambda one: -one.tokens_per_s)
     for size in range(1, len(prospects) + 1):
         chosen = fastest[:size]
-        yield tuple(one for one in prospects if one in chosen)
+        yield tuple(prospect for prospect in prospects if prospect in chosen)
 
 
 def _prospect(case: Case, name: str) -> Prospect | None:
@@ -101,11 +101,11 @@ def _estimate_s(
     links: dict[tuple[str, str], LinkSpeed],
     num_bytes: float,
 ) -> float:
-    step_s = case.step_tokens / sum(one.tokens_per_s for one in some)
+    step_s = case.step_tokens / sum(prospect.tokens_per_s for prospect in some)
     if len(some) < 2:
         return step_s
     # At place 0 the index is -1: the last node closes the ring.
     ring = [links[some[place - 1].name, one.name] for place, one in enumerate(some)]
     slowest = min(ring, key=lambda link: link.bytes_per_s)
-    reduce_s = ring_s(num_bytes, slowest, sum(one.num_gpus for one in some))
-    return step_s + hide(reduce_s, min(one.last_s for one in some))
+    reduce_s = ring_s(num_bytes, slowest, sum(prospect.num_gpus for prospect in some))
+    return step_s + hide(reduce_s, min(prospect.last_s for prospect in some))

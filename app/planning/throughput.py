@@ -181,6 +181,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
         * shape.num_embedding
         * shape.vocab
         / chunk_logits,
+        # Without the fused loss, the logits are computed a second time for their gradient.
         logit_bytes=float(logit_bytes * shape.vocab) * (1 + again),
         traffic_bytes=(3.0 + asks) * traffic + sum(count * one for count, one, _ in mixers),
         traffic_again_bytes=_TRAFFIC_AGAIN * traffic + sum(count * one for count, _, one in mixers),

@@ -41,12 +41,12 @@ def describe_repeated(one: Interruption) -> str:
 
 def tell_story(one: Interruption) -> list[StoryMoment]:
     """Return the moments of an interruption, in order."""
-    moments = _tell_end(one)
+    moments = _describe_end(one)
     if one.resumed_s is not None:
-        moments.append(_tell_resume(one))
+        moments.append(_describe_resume(one))
     if one.training_s is not None:
-        moments.append(_tell_training(one))
-    elif not one.is_cut and (open_end := _tell_open_end(one)):
+        moments.append(_describe_training(one))
+    elif not one.is_cut and (open_end := _describe_open_end(one)):
         moments.append(open_end)
     return moments
 
@@ -69,7 +69,7 @@ def summarize_story(found: Sequence[Interruption]) -> str:
         repeated = sum(one.repeated_steps for one in found if one.cost_s is not None)
         steps = f"{count_of(repeated, 'step')} trained again" if repeated else "no step repeated"
         parts.append(f"{show_duration(sum(over))} lost, {steps}")
-    if found and (open_end := _tell_open_end(found[-1])):
+    if found and (open_end := _describe_open_end(found[-1])):
         parts.append(open_end.title.lower())
     return capitalize("; ".join(parts))
 
@@ -78,13 +78,14 @@ def _show_times(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
-def _tell_end(one: Interruption) -> list[StoryMoment]:
+def _describe_end(one: Interruption) -> list[StoryMoment]:
     last = f"step {one.step}" if one.step else ""
     if one.kind == "heat":
         return [StoryMoment(one.noticed_s, "Too hot", f"{one.reason}, after {last}", "warning")]
     if one.kind == "rejoin":
         stopped = StoryMoment(one.noticed_s, "Stopped", "before the first step of this start")
         if one.has_trained:
+            # It kept training after the node was noticed, until it stopped at a checkpoint.
             stopped = StoryMoment(
                 max(one.began_s, one.noticed_s), "Saved and stopped", f"after {last}"
             )
@@ -99,7 +100,7 @@ def _tell_end(one: Interruption) -> list[StoryMoment]:
     return moments
 
 
-def _tell_resume(one: Interruption) -> StoryMoment:
+def _describe_resume(one: Interruption) -> StoryMoment:
     assert one.resumed_s is not None
     away = f", without {show_list(one.without)}" if one.without else ""
     start = f"from step {one.resume_step}" if one.resume_step else "from the beginning"
@@ -115,7 +116,7 @@ def _tell_resume(one: Interruption) -> StoryMoment:
     return StoryMoment(one.resumed_s, "Resumed", text, "busy")
 
 
-def _tell_training(one: Interruption) -> StoryMoment:
+def _describe_training(one: Interruption) -> StoryMoment:
     cost = f"cost {show_duration(one.cost_s)} in all, and {describe_repeated(one)}"
     if one.kind == "rejoin" and one.joined:
         text = f"{show_list(one.joined)} trains again; {cost}"
@@ -123,7 +124,7 @@ def _tell_training(one: Interruption) -> StoryMoment:
     return StoryMoment(one.training_s, "Training again", cost, "good")
 
 
-def _tell_open_end(one: Interruption) -> StoryMoment | None:
+def _describe_open_end(one: Interruption) -> StoryMoment | None:
     """Return the moment that is still going on, or None."""
     match one.state:
         case "pending":

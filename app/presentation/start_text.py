@@ -56,6 +56,7 @@ def describe_start(progress: PhaseProgress, now_s: float | None = None) -> str:
         elapsed_s = max(0.0, now_s - progress.time_s)
     facts = [_describe_amount(progress), _describe_time(progress, elapsed_s)]
     shown = ", ".join(fact for fact in facts if fact)
+    # The trainer remembers the found settings for equal starts.
     if progress.phase == "tuning" and not is_late(progress, elapsed_s):
         shown += f"{'; ' if shown else ''}the next start like this one skips it"
     sentence = _SENTENCES.get(progress.phase, progress.phase)

@@ -1,1 +1,1 @@
-"""Making a PC fit to train: checks, the training environment, calibration."""
+"""Preparing a PC to train: checks, the training environment, calibration."""

@@ -1,4 +1,6 @@
-"""Make sure that a node has what builds an environment: uv, and a Python that the lock supports."""
+"""Provide a node with the tools that build an environment: uv, and a Python that the lock
+supports.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from app.provisioning.wheels import WheelPlaces, bring_wheels
 async def prepare_tools(
     client: NodeClient, places: WheelPlaces, say: OnMessage
 ) -> EnvironmentTools:
-    """Return the tools of a node, after bringing what it lacks.
+    """Return the build tools of a node, after installing the missing ones.
 
-    Without uv, pip builds the environment, which is said.
+    Without uv, pip builds the environment, and `say` gets a sentence about it.
 
     Raises:
-        UserError: no Python of the node will do, and none can be brought.
+        UserError: the node has no suitable Python, and none can be installed.
     """
     tools = await client.ask(FindBuildTools())
     if tools.uv is None:
@@ -34,7 +36,7 @@ async def prepare_tools(
 async def _bring_uv(
     client: NodeClient, tools: EnvironmentTools, places: WheelPlaces, say: OnMessage
 ) -> EnvironmentTools:
-    say(f"{client.name} has no uv: bringing it")
+    say(f"{client.name} has no uv: installing it")
     file = importlib.resources.files("resources").joinpath("environments", "uv.lock")
     text = read_lock_text(file.read_text("utf-8")).text
     query = WheelQuery(lock_text=text, target=tools.target)
@@ -44,5 +46,6 @@ async def _bring_uv(
     except NodeUnreachable:
         raise
     except UserError as error:
-        say(f"uv cannot be had ({error}); pip builds the environment, which takes longer")
+        # Not fatal: pip builds the same environment, only slower.
+        say(f"uv cannot be installed ({error}); pip builds the environment, which takes longer")
         return tools

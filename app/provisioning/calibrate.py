@@ -15,13 +15,13 @@ from app.progress import OnMessage, messages
 from app.provisioning.environment import python_of
 
 CPU_S = 6.0
-"""Duration of the measurement of a CPU, in seconds; it needs no warm-up, unlike a GPU."""
+"""Duration of a CPU's measurement, in seconds; unlike a GPU it needs no warm-up."""
 
 
 async def calibrate_node(
     client: NodeClient, progress: OnMessage | None = None
 ) -> dict[str, Calibration]:
-    """Return the measured rates by uuid of the GPU; `cpu` for a node without GPUs.
+    """Return the measured rates by the GPU's uuid; `cpu` for a node without GPUs.
 
     Raises:
         UserError: the node has no training environment, or a run uses a GPU.
@@ -50,7 +50,7 @@ async def calibrate_node(
 def refuse_faulty(
     node: str, found: Mapping[str, Calibration], num_cores: int | None
 ) -> dict[str, UserError]:
-    """Return an error for each measurement that cannot be believed, by device."""
+    """Return an error for each implausible measurement, by device."""
     return {
         device_id: UserError(
             f"the measurement of {one.card} on {node} is not used: {fault} "

@@ -1,7 +1,7 @@
-"""Apply repairs to a node and undo them, through a command of the agent on a channel of its own.
+"""Apply repairs to a node and undo them, through a command of the agent on a separate channel.
 
 A password for sudo is written to that channel and nowhere else: it is in no message, argument,
-environment, file or log, here or on the node. What a repair has begun goes on when the connection
+environment, file or log, here or on the node. A repair that has begun continues if the connection
 is lost, and is in the node's log of changes afterwards.
 """
 
@@ -32,9 +32,10 @@ from app.provisioning.repairs import Repair, ask_administrator
 from app.text import one_line
 
 MAX_PASSWORD_BYTES = 1000
-"""Length of the longest password that is passed on, in bytes."""
+"""Maximum length of a password, in bytes."""
+# Maximum length of a line from the node, in bytes; commands may print much.
 _MAX_LINE_BYTES = 8 << 20
-# Time for the agent to start and for sudo to think, on top of what the steps may take, in seconds.
+# Time for the start of the agent and for sudo, in addition to that of the steps, in seconds.
 _MARGIN_S = 300.0
 _UNDO_S = 2 * 3600.0
 
@@ -53,15 +54,15 @@ async def apply_repair(
     password: str = "",
     progress: OnMessage | None = None,
 ) -> Change:
-    """Apply a repair as it was shown; return the record, which has the problem if a step failed.
+    """Apply a repair as shown; return the record, which has the problem if a step failed.
 
     Args:
-        client: of the node.
-        repair: one whose steps the agent takes.
-        shown: its preview; a file that has changed since is left alone.
-        by: who asked for it.
-        password: of the user that we log in as, for sudo; empty: none is needed.
-        progress: called with each sentence, and with what the commands print.
+        client: client of the node.
+        repair: repair whose steps the agent takes.
+        shown: its preview; a file that has changed since then is not edited.
+        by: name of the requester, for the log of changes.
+        password: login user's password for sudo; empty if none is needed.
+        progress: callback with each sentence and the output of the commands.
 
     Raises:
         AdminRefused: sudo did not take the password, or may not be used; nothing was changed.
@@ -75,6 +76,7 @@ async def apply_repair(
         expected=tuple(step.sha256 for step in shown.steps),
         needs_restart=repair.needs_restart,
     )
+    # Each step has its own limit, so the whole repair has their sum.
     limit_s = sum(step.timeout_s for step in repair.steps) + _MARGIN_S
     try:
         (change,) = await _work(client, RepairWork(apply=order), password, limit_s, progress)
@@ -92,11 +94,11 @@ async def undo_changes(
     password: str = "",
     progress: OnMessage | None = None,
 ) -> tuple[Change, ...]:
-    """Take changes back, the newest first, and return their records; no numbers: all.
+    """Undo changes, the newest first, and return their records; without numbers, undo all.
 
     Raises:
         AdminRefused: sudo did not take the password, or may not be used; nothing was changed.
-        UserError: there is no such change, or it cannot be done there; nothing was changed.
+        UserError: there is no such change, or it cannot be undone; nothing was changed.
     """
     work = RepairWork(undo=UndoOrder(numbers=tuple(numbers)))
     return await _work(client, work, password, _UNDO_S, progress)
@@ -109,6 +111,7 @@ async def _work(
     limit_s: float,
     progress: OnMessage | None,
 ) -> tuple[Change, ...]:
+    # A newline would end the password early and pass the rest as another line.
     secret = password.encode("utf-8")
     if len(secret) > MAX_PASSWORD_BYTES or any(sign in password for sign in "\r\n\0"):
         raise UserError(
@@ -119,21 +122,23 @@ async def _work(
     try:
         async with asyncio.timeout(limit_s):
             await process.write(json.dumps(to_wire(work)).encode("ascii") + b"\n")
+            # On stdin: arguments and variables of a process can be read by other users.
             await process.write(secret + b"\n")
             process.write_eof()
             return await _listen(client.name, process, progress)
     except TimeoutError as error:
         raise UserError(
-            f"{client.name} did not finish within {limit_s:.0f} s; it may still be at work",
-            f"See later what it has changed: rackless nodes changes {client.name}",
+            f"{client.name} did not finish within {limit_s:.0f} s; it may still be working",
+            f"Later, list its changes: rackless nodes changes {client.name}",
             where=client.name,
         ) from error
     finally:
-        # The work itself is no child of this command, and ends by itself.
+        # Only the reporting command ends here; the repair is a separate process and continues.
         await process.close()
 
 
 async def _listen(name: str, process: Process, progress: OnMessage | None) -> tuple[Change, ...]:
+    # Lines of progress, then one line with the result.
     async for line in _lines(name, process):
         said = read_said(line)
         if progress is not None and isinstance(said.get("said"), str):
@@ -146,9 +151,9 @@ async def _listen(name: str, process: Process, progress: OnMessage | None) -> tu
         if "bug" in said:
             raise AgentBug(f"{name}: a repair failed because of an error in Rackless", said["bug"])
     raise UserError(
-        f"{name} ended the repair without a word: "
+        f"{name} ended the repair without a result: "
         f"{one_line(process.stderr_text())[-400:] or 'it gave no reason'}",
-        f"See what it has changed: rackless nodes changes {name}",
+        f"List its changes: rackless nodes changes {name}",
         where=name,
     )
 
@@ -182,6 +187,6 @@ def _read(cls: type[Any], value: Any, name: str) -> Any:
     except WireError as error:
         raise BadAnswer(
             f"{name} reported a repair in a wrong form: {shorten(str(error))}",
-            f"See what it has changed: rackless nodes changes {name}",
+            f"List its changes: rackless nodes changes {name}",
             where=name,
         ) from error

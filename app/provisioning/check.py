@@ -1,14 +1,14 @@
 """Check nodes before a run: rows that say what is fine, what is not, and how to fix it.
 
-Adding a check takes one function and one row in a table below:
+A new check is one function and one row in a table below:
 
-- `NODE_CHECKS` judge what a single node said of itself,
+- `NODE_CHECKS` judge the facts of a single node,
 - `GROUP_CHECKS` compare the nodes with each other,
-- `NETWORK_CHECKS` measure between the nodes, and run only when all of them have an address.
+- `NETWORK_CHECKS` measure between the nodes, and run only if all nodes have an address.
 
-What a node reads for them is in `agents/node/examination`, and its form in
-`agents/contract/requests/examination.py`. All nodes are asked at once, and each row is reported as
-soon as it is known. Each failure becomes a row, including a node that does not answer.
+The node's readings are collected in `agents/node/examination`; their types are in
+`agents/contract/requests/examination.py`. All nodes are examined at once, and each row is reported
+as soon as it is known. Each failure becomes a row, including a node that does not answer.
 """
 
 from __future__ import annotations
@@ -102,18 +102,18 @@ async def check_nodes(
     """Check the nodes called `names` and the network between them.
 
     Args:
-        fleet: has the nodes.
-        names: of the nodes.
-        lock: packages that their environments must have; None: those of this version's trainer.
+        fleet: fleet with the nodes.
+        names: names of the nodes.
+        lock: packages that their environments must have; None for those of this version's trainer.
         reduce_timeout_s: deadline of the all-reduce.
-        on_row: called with each row as soon as it is known.
-        progress: called with a sentence about what is being checked.
+        on_row: callback with each row as soon as it is known.
+        progress: callback with a sentence about the current check.
 
     Returns:
-        The same rows in a fixed order: by node, then those of the group and the network.
+        The same rows in a fixed order: by node, then rows of the group and of the network.
 
     Raises:
-        UserError: there is no node of that name.
+        UserError: a node does not exist.
     """
     on_row, progress = on_row or _ignore, progress or _ignore
     clients = [fleet.client(name) for name in names]
@@ -133,18 +133,18 @@ async def check_nodes(
         on_row(row)
     rows = [*(row for _, found in answers for row in found), *compared]
     if endpoints:
-        # One after the other: an all-reduce beside a bandwidth probe would spoil both figures.
+        # One after the other: a bandwidth probe during an all-reduce would distort both figures.
         for measure in NETWORK_CHECKS:
             rows += await measure(group, on_row, progress)
     return tuple(rows)
 
 
 def _ignore(_: object) -> None:
-    """Take a report that nobody asked for."""
+    """Discard a report that the caller did not want."""
 
 
 class _Examined:
-    """Nodes that have answered so far."""
+    """Collector of the nodes' answers."""
 
     def __init__(self, num_nodes: int, on_row: OnRow, progress: OnMessage) -> None:
         self._num_nodes = num_nodes
@@ -155,7 +155,7 @@ class _Examined:
     async def take(
         self, client: NodeClient, lock: EnvironmentLock
     ) -> tuple[CheckedNode | None, tuple[CheckRow, ...]]:
-        """Ask a node and report its rows; None: it did not answer."""
+        """Examine a node and report its rows; return None for a node that does not answer."""
         answer = await _examine(client, lock, self._num_nodes)
         if isinstance(answer, CheckedNode):
             node, rows = answer, tuple(row for check in NODE_CHECKS for row in check(answer))
@@ -204,10 +204,10 @@ def _unreachable(name: str, error: RacklessError) -> CheckRow:
 def _choose_endpoints(
     nodes: Mapping[str, CheckedNode],
 ) -> tuple[dict[str, Endpoint], tuple[CheckRow, ...]]:
-    """Return the addresses that a run would use, or the row that says why there are none."""
+    """Return the addresses that a run would use, or the row that says why they are missing."""
     try:
         return choose_endpoints({name: node.facts for name, node in nodes.items()}), ()
     except UserError as error:
-        # The error names the node in its text alone.
+        # The error has the node's name only in its text.
         name = next((name for name in nodes if name in error.message), next(iter(nodes)))
         return {}, (make_row("network", name, "fail", error.message, error.hint),)

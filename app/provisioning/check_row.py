@@ -1,4 +1,4 @@
-"""What a check asks about, and the rows that it answers with."""
+"""Inputs and rows of a check."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ class CheckRow:
     """Name of the check, such as `clock`."""
     node: str
     peer: str | None = None
-    """Node at the other end of the link; None: the result concerns one node."""
+    """Node at the other end of the link; None if the result concerns one node."""
     status: Status
     message: str
     fix: str = ""
-    """What to do next; empty when the check passed."""
+    """Remedy; empty if the check passed."""
     repair: Repair | None = None
-    """Steps that do it; None: a person has to, as `fix` says, or nothing is wrong."""
+    """Steps that apply the remedy; None if the user has to do it by hand, or nothing is wrong."""
     evidence: str = ""
-    """What was read, in the terms of the system; empty: the message says it all."""
+    """Readings in the terms of the system; empty if the message has them."""
     round_trip_s: float | None = None
-    """Round trip between node and peer, in seconds; None: not measured."""
+    """Round trip between node and peer, in seconds; None if not measured."""
     bytes_per_s: float | None = None
-    """Throughput from node to peer, in bytes per second; None: not measured."""
+    """Throughput from node to peer, in bytes per second; None if not measured."""
 
     @property
     def topic(self) -> str:
-        """Section of the troubleshooting page about this check; empty: it passed, or none."""
+        """Section of the troubleshooting page about this check; empty if it passed or has no
+        section.
+        """
         return "" if self.status == "pass" else topic_of(self.check)
 
 
@@ -50,7 +52,7 @@ OnRow = Callable[[CheckRow], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedNode:
-    """A node that answered, and what it said of itself."""
+    """A node that answered, with its facts and readings."""
 
     name: str
     facts: NodeFacts
@@ -61,18 +63,18 @@ class CheckedNode:
     skew_s: float
     """Clock of the node minus the clock of this PC, in seconds."""
     num_nodes: int
-    """Nodes that are checked together, this one and silent ones included."""
+    """Number of nodes that are checked together, including this one and silent ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedGroup:
-    """All nodes that answered; each check of the network measures between them."""
+    """All nodes that answered, for checks that compare them or measure between them."""
 
     clients: Mapping[str, NodeClient]
     """Clients by name of the node, in the order of the check."""
     nodes: Mapping[str, CheckedNode]
     endpoints: Mapping[str, Endpoint]
-    """Addresses that a run would use; empty when the nodes share no network."""
+    """Addresses that a run would use; empty if the nodes share no network."""
     reduce_timeout_s: float
     """Deadline of the all-reduce, in seconds."""
 

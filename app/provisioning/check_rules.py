@@ -1,7 +1,6 @@
-"""Judge what nodes say of themselves: rows of the check that need no further request.
+"""Judge the facts of nodes: rows of the check that need no further request.
 
-Every row that is not `pass` says what to do. A value that is not known gives `unknown`, never a
-guess.
+Every row that is not `pass` has a remedy. An unknown value gives `unknown`, never a guess.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MIN_DISK_BYTES = 2 << 30
 ENOUGH_DISK_BYTES = 20 << 30
 """Free space that a large model and its checkpoints need, in bytes."""
 MAX_SKEW_S = 2.0
-"""Maximum difference between clocks that logs of several nodes can bear, in seconds."""
+"""Maximum difference between clocks for comparable logs of several nodes, in seconds."""
 _MIRRORED = (
     "Write networkingMode=mirrored below [wsl2] in %UserProfile%\\.wslconfig on Windows, then run: "
     "wsl --shutdown"
@@ -70,7 +69,7 @@ def judge_environment(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_disk(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check the free space where the agent keeps its files."""
+    """Check the free space on the disk with the agent's files."""
     return (_judge_disk(node.name, node.facts.disk_free_bytes),)
 
 
@@ -97,7 +96,7 @@ def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
         )
         repair = offer_driver(facts)
         if node.examination.driver.was_updated:
-            # The new one is installed already.
+            # Already updated: only a restart is missing.
             fix, repair = RESTART, None
         return (make_row("gpu", name, "fail", facts.gpu_problem, fix, repair),)
     if not facts.gpus:
@@ -107,17 +106,15 @@ def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_compiler(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check that a node with GPUs can compile: torch.compile builds its kernels' launchers in C.
-
-    Never `fail`: without a compiler the trainer runs the layers uncompiled.
-    """
+    """Check that a node with GPUs can compile: torch.compile builds its kernels' launchers in C."""
+    # Never `fail`: without a compiler the trainer runs the layers uncompiled.
     facts, report = node.facts, node.environment
     if not facts.gpus:
         return ()
     missing = []
     if facts.compiler is None:
         missing.append("a C compiler")
-    # None means unknown, which is not missing.
+    # None means unknown, not missing.
     if report.headers is False:
         missing.append("Python's headers")
     if not missing:
@@ -144,7 +141,7 @@ def judge_wsl(node: CheckedNode) -> tuple[CheckRow, ...]:
         text, fix = "the networking mode of WSL cannot be read", "Run on that PC: wsl --update"
         return (make_row("wsl", node.name, "unknown", text, fix),)
     text = f"WSL networking is {mode}: other nodes cannot reach this one"
-    # A run on a single node needs no connection from another one.
+    # A single node accepts no connections from other nodes.
     status: Status = "fail" if node.num_nodes > 1 else "warn"
     return (make_row("wsl", node.name, status, text, _MIRRORED, run_script(node.name)),)
 
@@ -152,7 +149,7 @@ def judge_wsl(node: CheckedNode) -> tuple[CheckRow, ...]:
 def judge_pythons(group: CheckedGroup) -> tuple[CheckRow, ...]:
     """Compare the environments' Pythons: pickled tensors need equal minor versions."""
     reports = {name: node.environment for name, node in group.nodes.items()}
-    # An environment that does not fit has a failing row of its own.
+    # An environment that does not fit has its own failing row.
     versions = {
         name: ".".join(report.python_version.split(".")[:2])
         for name, report in reports.items()
@@ -184,7 +181,7 @@ def _judge_disk(node: str, free: int | None) -> CheckRow:
 
 
 def _judge_gpu(node: CheckedNode, gpu: GpuFacts, build: TorchBuild) -> CheckRow:
-    """Check that the build of torch that this node gets runs on a GPU."""
+    """Check that the node's build of torch runs on a GPU."""
     is_wsl = bool(node.facts.wsl)
     text = f"{gpu.name}, driver {gpu.driver or 'not known'}"
     update = "Update the Windows driver" if is_wsl else "Update it: sudo ubuntu-drivers install"
@@ -194,7 +191,7 @@ def _judge_gpu(node: CheckedNode, gpu: GpuFacts, build: TorchBuild) -> CheckRow:
         return make_row("gpu", node.name, "unknown", text, "Run there: nvidia-smi")
     if serves(build, gpu):
         return make_row("gpu", node.name, "pass", text + _describe_build(build))
-    # Without its driver: no update helps a card that a build has no kernels for.
+    # Compared without the driver: no update helps a card for which a build has no kernels.
     card = replace(gpu, driver=None)
     if not any(serves(one, card) for one in DRIVERS):
         old = f"{gpu.name} is too old for this version of torch"
@@ -205,9 +202,10 @@ def _judge_gpu(node: CheckedNode, gpu: GpuFacts, build: TorchBuild) -> CheckRow:
             "need another one"
         )
         return make_row("gpu", node.name, "fail", old, leave_out)
-    # A build of CUDA 12.8 in an environment of the user's own still runs on it.
+    # A CUDA 12.8 build in an environment that the user made still runs with an older driver.
     is_own = node.environment.fits and node.environment.built_with is None
     too_old = not is_own or numbers_of(gpu.driver)[0] < min(DRIVERS.values())
+    # Only a warning if the present environment still runs with it.
     status: Status = "fail" if too_old else "warn"
     old = f"{text} is older than {DRIVERS[build]}, which the build of torch {build.value} needs"
     if build is TorchBuild.CUDA_13 and not serves(TorchBuild.CUDA_12, card):

@@ -1,9 +1,9 @@
 """Set up the training environment of a node: adopt or build one that fits the lock file.
 
 The node does the work (agents/node/environment.py): it lists the packages of an interpreter, or
-builds a virtual environment from the lock, whose hashes every file has to have. Nodes are
-compatible when they fit the same versions, which a hash over names and versions identifies: it is
-the same for all builds of torch.
+builds a virtual environment from the lock, in which every file has a hash. Nodes are compatible if
+they fit the same versions, identified by a hash over names and versions, which is the same for all
+builds of torch.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ _SHOWN_PACKAGES = 6
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentLock:
     text: str
-    """Text that pip gets: no comments, a hash for every file."""
+    """Text for pip, without comments and with a hash for every file."""
     requirements: dict[str, str]
-    """Exact version by name of the distribution, for what is installed on every system."""
+    """Exact version by name of the distribution, of packages that are installed on every system."""
     sha256: str
     """Hash over the sorted requirements."""
 
 
 def read_train_lock(torch: TorchBuild | None = None, made: str | None = None) -> EnvironmentLock:
-    """Return the lock that this version of Rackless trains with, with one build of torch.
+    """Return the lock of this version of Rackless for training, with one build of torch.
 
     Args:
-        torch: build of torch; None: the one for current drivers. It changes the text alone.
-        made: lock of that build, where none ships.
+        torch: build of torch; None for the one for current drivers. It changes only the text.
+        made: lock of that build, if it does not ship.
     """
     build = made or shipped_text((torch or TorchBuild.CUDA_13).lock)
-    # First, so that a build which the index lacks is missed before the others are fetched. pip, as
-    # packages of exports come by it; environments are not compared by it.
+    # The build comes first, so that one which the index lacks fails before other downloads. `pip`
+    # is included for packages of exports; environments are not compared by it.
     text = build + "".join(map(shipped_text, BESIDE_TORCH))
     train = parse_lock(shipped_text("train")).requirements
-    # What its build brings, such as CUDA's libraries, is torch's own business.
+    # The libraries of the build, such as CUDA's, differ by build and are not compared.
     version = parse_lock(build).requirements["torch"].partition("+")[0]
     return _lock(text, {**train, "torch": version})
 
@@ -77,7 +77,7 @@ def parse_lock(text: str) -> EnvironmentLock:
         ValueError: a line has another form, a package has no hash, or a name is repeated.
     """
     from agents.shared.packages.lock import (
-        read_lock_text,  # here and below: most commands read none
+        read_lock_text,  # late, here and below: most commands need no lock
     )
 
     packages = read_lock_text(text).packages
@@ -87,7 +87,7 @@ def parse_lock(text: str) -> EnvironmentLock:
 def _lock(text: str, requirements: dict[str, str]) -> EnvironmentLock:
     from agents.shared.packages.lock import read_lock_text
 
-    # Hashed sorted: only other packages or versions change the hash.
+    # Sorted, so that only other packages or versions change the hash.
     lines = "".join(f"{name}=={version}\n" for name, version in sorted(requirements.items()))
     return EnvironmentLock(
         text=read_lock_text(text).text,
@@ -107,29 +107,29 @@ async def setup_environment(
     others: Sequence[NodeFacts] = (),
     accept_index: bool = False,
 ) -> EnvironmentReport:
-    """Make sure that a node has an environment that fits the lock, and have the node store it.
+    """Make sure that a node has an environment that fits the lock, and let the node store it.
 
-    What is built is tried: imports, and one tiny training step on each device.
+    A new build is tested: imports, and one tiny training step on each device.
 
     Args:
-        client: of the node.
-        places: where packages may come from.
-        python: interpreter to adopt; None: the stored one, else the first of `candidates` that
+        client: client of the node.
+        places: sources of packages.
+        python: interpreter to adopt; None for the stored one, else the first of `candidates` that
             fits, else a newly built one.
-        progress: gets sentences.
-        lock: packages to fit; None: those of this version's trainer.
-        candidates: interpreters to try before gigabytes are downloaded. The master's own exists
+        progress: callback with sentences.
+        lock: packages to fit; None for those of this version's trainer.
+        candidates: interpreters to try before downloading gigabytes. The master's own exists
             on the node if the node is this PC.
         others: facts of the other nodes, which should get the same build of torch.
-        accept_index: whether a person agrees to hashes that come from PyTorch's index, where
-            Rackless ships none.
+        accept_index: True if the user accepts hashes from PyTorch's index, for builds whose lock
+            Rackless does not ship.
 
     Raises:
-        UnshippedLock: nobody has agreed to that yet, and the node needs it; nothing is changed.
+        UnshippedLock: the node needs such a build, and the user has not accepted; nothing changes.
         UserError: `python` does not fit (with the differences), the build failed (with why), or
             training does not work with what was built.
     """
-    from app.provisioning.torch_locks import NoTorchLock  # here and below: most commands build none
+    from app.provisioning.torch_locks import NoTorchLock  # late: most commands build nothing
 
     say = progress or _say_nothing
     trouble: UserError | None = None
@@ -141,7 +141,7 @@ async def setup_environment(
         trouble = error
         say(f"{describe_error(error)} Until then, the build for current drivers has to do")
         report = await _find_or_build(client, places, None, say, read_train_lock(), (), (), False)
-    # What was adopted is known to somebody; a stand-in for the lock has no torch to try.
+    # The user trained with an adopted one before; a test's stand-in lock has no torch to try.
     if report.built_with is None or (lock and "torch" not in lock.requirements):
         return report
     if report.trial is None or report.trial.failed:
@@ -154,7 +154,7 @@ async def setup_environment(
         raise UserError(
             f"the environment of {client.name} is built, but {failed[0].name} cannot train with "
             f"it: {failed[0].problem}",
-            f"Run rackless check {client.name}, which looks at driver and card",
+            f"Run rackless check {client.name}, which checks driver and card",
             where=client.name,
         )
     return report
@@ -184,13 +184,13 @@ async def _find_or_build(
         return report
     report = await find_environment(client, lock)
     facts = await client.ask(ReadFacts())
-    # Before it is agreed to, a node that needs no such build gets none for the sake of others.
+    # Without the user's consent, a node that itself needs no such build gets none for the others.
     is_agreed = accept_index or has_lock(TorchBuild.CUDA_12, places.locks)
     torch = None if given else choose_torch(facts, others if is_agreed else ())
     if await _keeps(client, report, torch, say):
         return report
     # Adopting an interpreter takes seconds, building an environment downloads gigabytes. The
-    # master's own has the build for current drivers.
+    # master's own interpreter has the build for current drivers.
     may_adopt = not report.fits and torch is not TorchBuild.CUDA_12
     for candidate in candidates if may_adopt else ():
         report = await _find(client, _adopting(lock, candidate))
@@ -206,12 +206,10 @@ async def _find_or_build(
 async def _keeps(
     client: NodeClient, report: EnvironmentReport, torch: TorchBuild | None, say: OnMessage
 ) -> bool:
-    """Return whether a node keeps the environment that it has.
-
-    One of ours is built again for other GPUs, such as after a card was added or the driver changed.
-    An interpreter that was adopted is left alone, unless GPUs that need an older build of torch
-    cannot train with it.
-    """
+    """Return True if a node keeps its environment."""
+    # Our own builds are replaced for other GPUs, such as after a card was added or the driver
+    # changed. An adopted interpreter is kept, unless its GPUs need an older build of torch and
+    # cannot train with it.
     if not report.fits or torch is None:
         return report.fits
     if report.built_with is not None:
@@ -228,7 +226,7 @@ def _name_unserved(facts: NodeFacts, say: OnMessage) -> None:
         if not any(serves(build, gpu) for build in DRIVERS):
             say(
                 f"no build of torch serves {gpu.name} with driver {gpu.driver or 'not known'}: "
-                "rackless check says what to update"
+                "rackless check lists the updates"
             )
 
 
@@ -240,8 +238,8 @@ async def _build(
     torch: TorchBuild | None,
     say: OnMessage,
 ) -> EnvironmentReport:
-    """Build `first`, which is `lock` with one build of torch; without a GPU, `lock` does, too."""
-    # Here: most commands build none.
+    """Build `first`, which is `lock` with one build of torch; without a GPU, `lock` is enough."""
+    # Late: most commands build nothing.
     from app.provisioning.build_tools import prepare_tools
     from app.provisioning.wheels import NoWheels, bring_wheels
 
@@ -253,7 +251,7 @@ async def _build(
     except NoWheels as missing:
         if torch is not TorchBuild.CPU:
             raise
-        # PyPI's build has CUDA, and works without a GPU, too.
+        # PyPI's build has CUDA, and also works without a GPU.
         say(f"{missing.message}. Taking the build of PyPI instead, which is larger")
         query = replace(query, lock_text=lock.text, index_url=None)
         await bring_wheels(client, query, places, say)
@@ -292,10 +290,10 @@ def _adopting(lock: EnvironmentLock, python: str) -> EnvironmentQuery:
 
 
 async def _find(client: NodeClient, query: EnvironmentQuery) -> EnvironmentReport:
-    """Call `environment_find`; an interpreter that is gone or broken counts as not fitting."""
+    """Query an environment; an interpreter that is missing or broken counts as not fitting."""
     try:
         return await client.ask(query)
-    # NodeUnreachable is a UserError, too, but says nothing about the interpreter.
+    # NodeUnreachable is also a UserError, but says nothing about the interpreter.
     except NodeUnreachable:
         raise
     except UserError:
@@ -306,7 +304,7 @@ def python_of(node: str, facts: NodeFacts) -> str:
     """Return the interpreter of a node's training environment.
 
     Raises:
-        UserError: there is none, or it does not fit the lock.
+        UserError: there is no environment, or it does not fit the lock.
     """
     report = facts.environment
     hint = f"Build it with: rackless nodes setup {node}"

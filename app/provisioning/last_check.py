@@ -1,4 +1,4 @@
-"""Keep the rows of the last check, for reports to whoever helps."""
+"""Store the rows of the last check, for support reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def store_last_check(path: Path, rows: Sequence[CheckRow]) -> None:
-    """Write the rows into a private file; a disk that takes none loses them, which is said."""
+    """Write the rows to a private file; a full disk loses them, which is only logged."""
     found = {"time_s": time.time(), "rows": [to_wire(row) for row in rows]}
     try:
         replace_text(path, json.dumps(found, indent=1) + "\n")

@@ -12,7 +12,7 @@ from app.provisioning.repairs import Repair
 
 PORTS = "net.ipv4.ip_local_port_range"
 USUAL_PORTS = (32768, 60999)
-"""First and last port that Linux gives out by default; see Documentation/networking/ip-sysctl."""
+"""First and last port of Linux's default range; see Documentation/networking/ip-sysctl."""
 
 
 def set_mtu(interface: str, before: int, after: int) -> Repair:

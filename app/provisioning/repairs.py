@@ -1,9 +1,9 @@
-"""What repairs a problem that a check has found: exact steps, who may take them, how to undo them.
+"""Repairs for problems that a check has found: exact steps, who takes them, how to undo them.
 
-The judge of a row attaches a `Repair` to it. Adding one takes a function that returns it, here, in
-`system_repairs.py` or in `network_repairs.py`, and `repair=` in the row. Steps say how to see that
-they are in place already, so that applying a repair twice changes nothing the second time. Nothing
-here does any input or output.
+The judge of a row attaches a `Repair` to it. A new repair is a function that returns it, here, in
+`system_repairs.py` or in `network_repairs.py`, and `repair=` in the row. Each step has a probe for
+its result, so that applying a repair twice changes nothing the second time. These modules do no
+input or output.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from agents.contract.node import NodeFacts
 from agents.contract.repair import INSTALL_STEP_S, Probe, RepairStep
 
 Where = Literal["node", "windows", "person"]
-"""Who takes the steps. `node`: the agent, through its connection; `windows`: a person, by running
-`script` once in PowerShell on the node's Windows; `person`: somebody at the PC, such as in its
+"""Executor of the steps. `node`: the agent, through its connection; `windows`: the user, by running
+`script` once in PowerShell on the node's Windows; `person`: the user at the PC, such as in its
 firmware."""
+# Otherwise packages may stop to ask questions, which nothing here answers.
 _APT = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get")
 
 
@@ -28,22 +29,22 @@ class Repair:
     """One repair of one node."""
 
     id: str
-    """Name of the kind of repair, such as `time-sync`; equal ones on a node are applied once."""
+    """Name of the kind of repair, such as `time-sync`; a node applies equal ones once."""
     title: str
-    """What it does in a few words, as on a button's dialog."""
+    """Summary in a few words, as on a button's dialog."""
     explanation: str
-    """What changes, why it helps and what it costs, in plain sentences."""
+    """Changes, benefit and cost, in plain sentences."""
     node: str = ""
-    """Node to which it is applied; empty: that of the row."""
+    """Node to which it is applied; empty for that of the row."""
     where: Where = "node"
     steps: tuple[RepairStep, ...] = ()
-    """Changes in their order; they are undone in the reverse order. Only with `node`."""
+    """Changes in their order, undone in the reverse order; only with `node`."""
     script: str = ""
     """PowerShell script with the node's own values; only with `windows`."""
     needs_restart: bool = False
-    """Whether the PC has to be restarted before it helps."""
+    """True if the PC has to be restarted before the repair takes effect."""
     needs_admin: bool = field(init=False)
-    """Whether an administrator's rights are needed for one of its steps."""
+    """True if a step needs an administrator's rights."""
 
     def __post_init__(self) -> None:
         check_name("id", self.id)
@@ -56,12 +57,12 @@ class Repair:
 
     @property
     def not_undone(self) -> tuple[str, ...]:
-        """What undoing does not take back, in words; empty: it takes everything back."""
+        """Steps that cannot be undone, in words; empty if all can be undone."""
         return tuple(step.says for step in self.steps if not step.can_undo)
 
 
 def show_command(step: RepairStep, *, is_undo: bool = False) -> str:
-    """Return the command of a step as a person would type it; empty: it is an edit.
+    """Return the command of a step as typed in a shell; empty for an edit.
 
     >>> show_command(RepairStep(says="Mask sleep", run=("systemctl", "mask", "sleep.target")))
     'sudo systemctl mask sleep.target'
@@ -71,7 +72,7 @@ def show_command(step: RepairStep, *, is_undo: bool = False) -> str:
 
 
 def ask_administrator(repair: Repair) -> str:
-    """Return what an administrator of the node has to do, in one sentence."""
+    """Return the work for an administrator of the node, in one sentence."""
     commands = [show_command(step) for step in repair.steps if step.run]
     edits = [f"change {step.edit.path} ({step.says})" for step in repair.steps if step.edit]
     return f"Ask an administrator of that PC to do this: {'; '.join((*commands, *edits))}"
@@ -80,7 +81,7 @@ def ask_administrator(repair: Repair) -> str:
 def package_steps(packages: tuple[str, ...]) -> tuple[RepairStep, ...]:
     """Return the steps that install packages of Debian or Ubuntu, one for each.
 
-    Undoing removes those that were not there before; what they needed themselves stays.
+    Undoing removes the packages that were not there before; their dependencies stay.
     """
     query = ("dpkg-query", "-W", "-f", "${db:Status-Status}\\n")
     installed = r"(installed\s*)+"
@@ -135,7 +136,7 @@ def install_driver() -> Repair:
 
 
 def offer_driver(facts: NodeFacts) -> Repair | None:
-    """Return the repair that installs a driver on this node; None: Ubuntu's tool is not there."""
+    """Return the repair that installs a driver on this node, or None without Ubuntu's tool."""
     return install_driver() if facts.os.startswith("Ubuntu") and facts.wsl is None else None
 
 

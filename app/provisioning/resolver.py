@@ -1,4 +1,4 @@
-"""Find the versions and files of all that a lock needs, with uv, for all systems at once."""
+"""Resolve the versions and files of a lock's packages with uv, for all systems at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 
 import tomllib
 
+from agents.shared.files.python_child import SAFE_FOLDER
 from agents.shared.packages.package_index import IndexSettings
 from app.provisioning.lock_text import COOLING_OFF
 
@@ -26,11 +28,11 @@ class Unreachable(Exception):
 
 
 class Unresolvable(Exception):
-    """No versions of an index fulfil all needs, as uv says; the message says which."""
+    """No versions of an index satisfy all requirements; the message is uv's explanation."""
 
 
 class Stopped(Exception):
-    """The caller has ended it."""
+    """The caller has stopped the work."""
 
 
 def resolve(
@@ -46,13 +48,13 @@ def resolve(
     """Return packages in PEP 751's form.
 
     Args:
-        uv: the program.
+        uv: path or name of the program.
         needs: requirements.
-        pins: the only version that may be taken of a package, by its name.
-        options: more options of `uv pip compile`.
+        pins: the only allowed version of each package, by name.
+        options: additional options of `uv pip compile`.
         environ: all variables of uv's process, such as UV_INDEX.
-        preferred: versions to take where the limits allow several.
-        is_stopped: asked often; True ends the work.
+        preferred: versions to prefer if several are allowed.
+        is_stopped: called often; True stops the work.
 
     Raises:
         Unreachable: an index does not answer.
@@ -77,6 +79,8 @@ def resolve(
             text = 'lock-version = "1.0"\ncreated-by = "rackless"\n' + "".join(tables)
             found.write_text(text, encoding="utf-8")
         argv = [uv, "--no-config", "--quiet", "pip", "compile", "--universal"]
+        # Our own Python: otherwise uv runs one that it finds in the folder or in PATH, if any.
+        argv += ["--python", sys.executable]
         argv += ["--python-version", "3.11", "--fork-strategy", "fewest"]
         argv += ["--constraints", str(constraints), *options]
         argv += ["--output-file", str(found), str(wanted)]
@@ -88,7 +92,10 @@ def resolve(
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 env={**environ, "UV_NO_PROGRESS": "1"},
+                # Without this flag the start flashes a console window on Windows.
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+                # uv starts Python, which must not import from the caller's folder.
+                cwd=SAFE_FOLDER,
             ) as process,
         ):
             while _is_running(process):
@@ -111,7 +118,8 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
 
 def _explain(said: str) -> Unreachable | Unresolvable:
     lines = [re.sub(r"^\s*(error|cause|Caused by): ", "", one).strip() for one in said.splitlines()]
-    # uv has one exit code for all; its words alone tell a network's fault from a conflict.
+    # uv has one exit code for all errors; only its text distinguishes a network error from a
+    # conflict.
     if re.search(r"dns error|error sending request|Failed to fetch", said):
         url = re.search(r"https?://[^\s`]+", said)
         host = urlsplit(url[0]).hostname if url else None
@@ -128,24 +136,23 @@ def resolve_build(
     preferred: Mapping[str, str],
     is_stopped: Callable[[], bool],
 ) -> list[dict[str, Any]]:
-    """Return the packages of a build of torch, from the indexes that pip is set up with.
+    """Return the packages of a build of torch, from the configured indexes of pip.
 
-    Of what torch does not pin, no release younger than `COOLING_OFF` is taken, unless no older one
-    fits. uv's own option for all packages would drop each file whose index names no time of its
-    upload, as PyTorch's does.
+    No release younger than `COOLING_OFF` is taken of packages that torch does not pin, unless no
+    older one fits.
 
     Args:
-        uv: the program.
-        need: the build, such as `torch==2.13.0+cu126`.
-        settings: the indexes.
-        given: versions that another lock brings, which are not in the result.
-        preferred: versions to take where the limits allow several.
-        is_stopped: asked often; True ends the work.
+        uv: path or name of the program.
+        need: requirement of the build, such as `torch==2.13.0+cu126`.
+        settings: configured indexes.
+        given: versions that another lock installs; they are not in the result.
+        preferred: versions to prefer if several are allowed.
+        is_stopped: called often; True stops the work.
 
     Raises:
         Unreachable, Unresolvable, Stopped: see `resolve`.
     """
-    # Indexes are asked in their order, as wheels are fetched.
+    # Indexes are asked in order, as pip's settings name them.
     options = ["--only-binary", ":all:", "--index-strategy", "unsafe-first-match"]
     options += [] if settings.indexes else ["--no-index"]
     with tempfile.TemporaryDirectory() as cache:
@@ -163,6 +170,8 @@ def resolve_build(
             )
             return [one for one in found if one["name"] not in given]
 
+        # One limit per young package: uv's own option for all would drop each file whose index has
+        # no upload time, as PyTorch's.
         packages, tried = find(), {need.partition("==")[0]}
         while young := next((p for p in packages if p["name"] not in tried and _is_young(p)), None):
             tried.add(young["name"])
@@ -174,18 +183,19 @@ def resolve_build(
 
 
 def _variables(settings: IndexSettings) -> dict[str, str]:
-    """Return the environment of a uv that asks the indexes of some settings, and no others.
-
-    Other users of a PC can read the arguments of a process, and an address may hold a password.
-    """
+    """Return an environment in which uv uses only the indexes of some settings."""
+    # In variables: other users of a PC can read the arguments of a process, and an address may
+    # hold a password.
+    # Without the user's own variables of uv, which may name other indexes.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
     if settings.indexes:
         *first, environ["UV_DEFAULT_INDEX"] = settings.indexes
         environ["UV_INDEX"] = " ".join(first)
     if settings.certificates:
         environ["SSL_CERT_FILE"] = settings.certificates
-    links = (one if "://" in one else str(Path(one).expanduser()) for one in settings.links)
-    environ["UV_FIND_LINKS"] = ",".join(links)
+    # Absolute, since uv runs in another folder.
+    paths = (one if "://" in one else Path(one).expanduser().absolute() for one in settings.links)
+    environ["UV_FIND_LINKS"] = ",".join(map(str, paths))
     environ["UV_SYSTEM_CERTS"] = "1"
     return environ
 

@@ -1,4 +1,4 @@
-"""Check again what one row was about, after a repair."""
+"""Repeat the check of one row after a repair."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from app.provisioning.check_row import CheckRow, make_row
 
 
 async def retest(fleet: Fleet, row: CheckRow, names: Sequence[str]) -> tuple[CheckRow, ...]:
-    """Return the rows that now stand for `row`.
+    """Return the rows that replace `row`.
 
-    Only the node is asked where that answers it. A row about the network, or about how the node
-    compares with others, needs the whole check.
+    Only the node is examined if that is enough. A row about the network, or about differences
+    between nodes, needs the whole check.
 
     Args:
-        fleet: has the nodes.
-        row: of the check before.
-        names: nodes that were checked then.
+        fleet: fleet with the nodes.
+        row: row of the earlier check.
+        names: nodes of the earlier check.
 
     Raises:
-        UserError: there is no node of one of these names.
+        UserError: a node does not exist.
     """
+    # A link, or a comparison, needs its peers.
     found = _same(row, await check_nodes(fleet, (row.node,))) if row.peer is None else ()
     if not found and len(names) > 1:
         found = _same(row, await check_nodes(fleet, names))
-    # What compares nodes has a row only where it finds something.
+    # Checks that compare nodes have a row only if they find a problem.
     return found or (make_row(row.check, row.node, "pass", "nothing is wrong now"),)
 
 

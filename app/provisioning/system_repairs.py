@@ -16,10 +16,10 @@ _GIB = 1 << 30
 
 
 def synchronise_clock(*, has_service: bool = True) -> Repair:
-    """Return the repair that has the system keep its clock right.
+    """Return the repair that lets the system synchronise its clock.
 
     Args:
-        has_service: whether a time service is installed.
+        has_service: True if a time service is installed.
     """
     service = () if has_service else package_steps(("systemd-timesyncd",))
     return Repair(
@@ -40,14 +40,14 @@ def synchronise_clock(*, has_service: bool = True) -> Repair:
 
 
 def name_own_address(hostname: str, address: str) -> Repair:
-    """Return the repair that has a PC's own name mean `address`, not loopback."""
+    """Return the repair that maps a PC's hostname to `address` instead of loopback."""
     line = rf"^(\s*)127\.0\.1\.1(?=\s(?:.*\s)?{re.escape(hostname)}(?:\s|$))"
     return Repair(
         id="own-name",
         title=f"Let the name {hostname} mean {address}",
         explanation="Ubuntu's installer lets a PC's own name mean 127.0.1.1, which is loopback. "
-        "Programs that look up their own address, such as torchrun and Ray, then wait where nobody "
-        "comes. Give the PC this address for good, in its router or its network settings.",
+        "Programs that look up their own address, such as torchrun and Ray, then wait where no "
+        "peer connects. Give the PC this address for good, in its router or its network settings.",
         steps=(
             RepairStep(
                 says=f"Write {address} in the line of {hostname}",
@@ -63,7 +63,7 @@ def forbid_sleep() -> Repair:
         id="no-sleep",
         title="Keep this PC awake",
         explanation="A PC that suspends ends a run, or makes all others wait for it. It then stays "
-        "on until somebody shuts it down, also while no run is on.",
+        "on until it is shut down, also while no run is on.",
         steps=tuple(
             RepairStep(
                 says=f"Forbid {target}",
@@ -80,10 +80,10 @@ def forbid_sleep() -> Repair:
 
 
 def keep_after_logout(user: str) -> Repair:
-    """Return the repair that lets programs of `user` go on after a logout."""
+    """Return the repair that lets programs of `user` continue after a logout."""
     return Repair(
         id="linger",
-        title=f"Let programs of {user} go on after a logout",
+        title=f"Let programs of {user} continue after a logout",
         explanation="systemd then ends nothing of this user at the last logout. Runs keep "
         "training, and so does everything else that the user has started.",
         steps=(

@@ -1,8 +1,8 @@
-"""Which build of torch a node gets: one per family of CUDA, each with a lock of its own.
+"""Choose the build of torch for a node: one per family of CUDA, each with its own lock.
 
 The build for current drivers is the one on PyPI. The others are on PyTorch's own index, under the
-same version with a local part (`2.13.0+cpu`). A build whose lock does not ship is locked at first
-need, by `torch_locks.py`.
+same version with a local part (`2.13.0+cpu`). `torch_locks.py` makes the lock of a build that does
+not ship when it is first needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from app.text import show_list
 
 PYTORCH_INDEX = "https://download.pytorch.org/whl/"
 BESIDE_TORCH = ("train", "pip")
-"""Shipped locks that are installed beside each build of torch."""
+"""Shipped locks that are installed in addition to each build of torch."""
 
 
 class TorchBuild(Enum):
@@ -35,12 +35,12 @@ class TorchBuild(Enum):
 
     @property
     def index_url(self) -> str | None:
-        """Index that has it; None: PyPI."""
+        """Index that has it; None for PyPI."""
         return None if self is TorchBuild.CUDA_13 else PYTORCH_INDEX + self.value
 
     @property
     def is_shipped(self) -> bool:
-        """Whether this version of Rackless comes with its lock."""
+        """True if this version of Rackless ships its lock."""
         return _shipped_file(self.lock).is_file()
 
 
@@ -56,17 +56,17 @@ def _shipped_file(name: str) -> Traversable:
 DRIVERS = {TorchBuild.CUDA_13: 580, TorchBuild.CUDA_12: 525}
 """Oldest driver of each build of CUDA, the newest build first."""
 _CARDS = {TorchBuild.CUDA_13: ((7, 5), (99, 0)), TorchBuild.CUDA_12: ((5, 0), (10, 0))}
-"""Compute capabilities that each build has kernels for: from, and below. CUDA 13 begins with
-Turing; the build with 12.6 has Maxwell to Hopper, and nothing for Blackwell (PyTorch's
-RELEASE.md)."""
+"""Compute capabilities for which each build has kernels: from, and below. CUDA 13 begins with
+Turing; the build with 12.6 covers Maxwell to Hopper, but not Blackwell (PyTorch's RELEASE.md)."""
 
 
 def fitting_builds(facts: NodeFacts) -> tuple[TorchBuild, ...]:
     """Return the builds that serve the most of a node's GPUs, the newest first.
 
-    A node whose GPUs no build serves gets the newest one: the check of the node says what is
-    wrong with the driver or the card, and an update of the driver mends it without a new build.
+    A node whose GPUs no build serves gets the newest one: its check explains the problem with the
+    driver or the card, and an update of the driver solves it without a new build.
     """
+    # With a problem, there are GPUs, but the driver does not list them.
     if not facts.gpus and facts.gpu_problem is None:
         return (TorchBuild.CPU,)
     return _serving_builds(facts) or (TorchBuild.CUDA_13,)
@@ -79,13 +79,13 @@ def _serving_builds(facts: NodeFacts) -> tuple[TorchBuild, ...]:
 
 
 def choose_torch(facts: NodeFacts, others: Iterable[NodeFacts] = ()) -> TorchBuild:
-    """Return the build that a node gets: of those that serve it, the one that its cluster needs.
+    """Return the build for a node: of those that serve it, the one that its cluster needs.
 
-    NCCL refuses to connect ranks with different versions of itself, which each build brings. So
-    one build for all is worth more than the newest one, where one serves all cards.
+    NCCL refuses to connect ranks with different versions of NCCL, which come with the builds. So
+    one build for all is better than the newest one, if it serves all cards.
 
     Args:
-        facts: of the node.
+        facts: facts of the node.
         others: facts of the other nodes.
     """
     own = fitting_builds(facts)
@@ -94,9 +94,9 @@ def choose_torch(facts: NodeFacts, others: Iterable[NodeFacts] = ()) -> TorchBui
 
 
 def tried_builds(nodes: Mapping[str, NodeFacts]) -> dict[str, str]:
-    """Return the build of torch that each node with GPUs was tried with, such as `cu130`.
+    """Return the tested build of torch of each node with GPUs, such as `cu130`.
 
-    Nodes whose build is not known are left out.
+    Nodes with an unknown build are left out.
     """
     found = {}
     for name, facts in nodes.items():
@@ -107,8 +107,8 @@ def tried_builds(nodes: Mapping[str, NodeFacts]) -> dict[str, str]:
 
 
 def serves(build: TorchBuild, gpu: GpuFacts) -> bool:
-    """Return whether a build of CUDA runs on a GPU with its driver; what is not known is no
-    reason against it.
+    """Return True if a build of CUDA runs on a GPU with its driver; unknown values are no
+    obstacle.
     """
     driver, capability = numbers_of(gpu.driver), numbers_of(gpu.capability)
     oldest, newest = _CARDS[build]
@@ -119,11 +119,12 @@ def serves(build: TorchBuild, gpu: GpuFacts) -> bool:
 
 
 def advise_one_build(nodes: Mapping[str, NodeFacts], builds: Mapping[str, str]) -> str:
-    """Return how nodes with several builds of torch get one, so that NCCL connects them.
+    """Return how to give nodes with several builds of torch the same one, so that NCCL connects
+    them.
 
     Args:
         nodes: facts of the nodes.
-        builds: build that each node with GPUs has, such as `cu130`.
+        builds: build of each node with GPUs, such as `cu130`.
     """
     wanted = {
         name: choose_torch(nodes[name], [nodes[one] for one in builds if one != name])
@@ -138,15 +139,13 @@ def advise_one_build(nodes: Mapping[str, NodeFacts], builds: Mapping[str, str]) 
 
 
 def is_of_other_build(trial: EnvironmentTrial | None, *wanted: TorchBuild) -> bool:
-    """Return whether a tried environment has none of the builds of torch that will do.
-
-    Not for a node without GPUs, where every build runs.
-    """
+    """Return True if a tested environment has another build of torch than those wanted."""
+    # Not for a node without GPUs, where each build runs.
     local = trial.torch.partition("+")[2] if trial else ""
     return TorchBuild.CPU not in wanted and local not in ("", *(one.value for one in wanted))
 
 
 def numbers_of(version: str | None) -> tuple[int, ...]:
-    """Return the parts of a version that are numbers; none where it is not known."""
+    """Return the numeric parts of a version; empty if it is unknown."""
     parts = (version or "").split(".")
     return tuple(int(part) for part in parts if part.isdigit())

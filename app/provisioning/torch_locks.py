@@ -1,8 +1,8 @@
-"""The locks of the builds of torch: those that ship, and those that this PC makes at first need.
+"""The locks of the builds of torch: shipped ones, and those that this PC makes when first needed.
 
 A build that only PyTorch's own index has may have no lock in this version of Rackless. Then this PC
-makes one, after a person has agreed: the files are those that the index names on that day. From
-then on it is a lock like any other, for all nodes, and a file that changes later is refused.
+makes one with the user's consent, from the files that the index lists on that day. From then on it
+is a lock like any other, for all nodes, and a file that changes later is refused.
 """
 
 from __future__ import annotations
@@ -45,20 +45,22 @@ _PROGRAM = "uv.exe" if os.name == "nt" else "uv"
 
 
 class NoTorchLock(UserError):
-    """The lock of a build cannot be made now; the build for current drivers can be had still."""
+    """The lock of a build cannot be made now; the build for current drivers is still available."""
 
 
 def made_lock(folder: Path, build: TorchBuild) -> Path:
-    """Return the file of a lock that this PC makes."""
+    """Return the file for the lock of a build that this PC makes."""
     return folder / f"{build.lock}.lock"
 
 
 def read_made_lock(file: Path) -> str | None:
-    """Return a lock that this PC has made; None: there is none that fits this version."""
+    """Return a lock that this PC has made, or None if it is missing or does not fit this
+    version.
+    """
     try:
         text = file.read_text("utf-8")
         packages = read_lock_text(text).packages
-        # As it is installed: no package may come from two locks.
+        # Read as installed, together with the shipped locks: no package may come from two locks.
         read_lock_text(text + "".join(map(shipped_text, BESIDE_TORCH)))
     except (OSError, ValueError):
         return None
@@ -67,24 +69,24 @@ def read_made_lock(file: Path) -> str | None:
 
 
 def has_lock(build: TorchBuild, folder: Path) -> bool:
-    """Return whether a build has a lock: a shipped one, or one that this PC has made."""
+    """Return True if a build has a lock: a shipped one, or one that this PC has made."""
     return build.is_shipped or read_made_lock(made_lock(folder, build)) is not None
 
 
 async def provide_lock(
     build: TorchBuild, node: str, places: WheelPlaces, *, accept_index: bool, say: OnMessage
 ) -> str:
-    """Return the lock of a build for a node: the shipped one, or one of this PC, made if need be.
+    """Return the lock of a build for a node: the shipped one, or this PC's, made if necessary.
 
     Args:
-        build: to lock.
-        node: that it is for, to name in errors.
+        build: build to lock.
+        node: name of the node, for errors.
         places: this PC's own locks and wheels.
-        accept_index: whether a person agrees to hashes that PyTorch's index names.
-        say: gets sentences.
+        accept_index: True if the user accepts hashes from PyTorch's index.
+        say: callback with sentences.
 
     Raises:
-        UnshippedLock: nobody has agreed yet.
+        UnshippedLock: the user has not accepted yet.
         NoTorchLock: no index can be reached, or none has the build.
         UserError: the folder cannot be written.
     """
@@ -118,28 +120,29 @@ async def provide_lock(
 
 
 async def _in_thread(build: TorchBuild, places: WheelPlaces, say: OnMessage) -> str:
-    """Make a lock in a thread, which ends before this does, also when this is cancelled."""
+    """Make a lock in a thread; when cancelled, wait for the thread to end."""
     loop, stopped = asyncio.get_running_loop(), threading.Event()
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         loop.call_soon_threadsafe(say, text)
 
-    making = partial(make_lock, build, places, tell, stopped.is_set)
+    making = partial(make_lock, build, places, report, stopped.is_set)
     return await in_stoppable_thread(making, stopped.set)
 
 
 def make_lock(
     build: TorchBuild, places: WheelPlaces, say: OnMessage, is_stopped: Callable[[], bool]
 ) -> str:
-    """Make the lock of a build, write it and return its text; another process may do so meanwhile.
+    """Make the lock of a build, write it and return its text; another process may make it first.
 
     Raises:
         Unreachable: an index does not answer.
-        Unresolvable: none has the build, or something that it needs, or uv cannot be had.
-        OSError: the file cannot be written; nothing is left of it.
+        Unresolvable: no index has the build or one of its packages, or uv is missing.
+        OSError: the file cannot be written; no part of it stays.
     """
     file = made_lock(places.locks, build)
     private_folder(file.parent)
+    # Another process of this PC may be making the same lock; its result is then read.
     with locked(file.with_name(f".{file.name}.making")):
         text = read_made_lock(file)
         if text is None:
@@ -179,7 +182,7 @@ def _resolve(build: TorchBuild, store: Path, say: OnMessage, is_stopped: Callabl
 def _uv(
     store: Path, settings: IndexSettings, say: OnMessage, is_stopped: Callable[[], bool]
 ) -> Iterator[str]:
-    """Yield the locked uv, unpacked for the block; else one that is installed here."""
+    """Yield the locked uv, unpacked for the block; else the installed one."""
     wheels = WheelSet(
         store=store,
         lock=read_lock_text(shipped_text("uv")),
@@ -198,7 +201,8 @@ def _uv(
         installed = shutil.which("uv")
         if installed is None:
             raise Unresolvable(f"that takes uv, and this PC {problem.message}") from problem
-        uv = installed
+        # Absolute: PATH may have relative folders, and uv is started in another one.
+        uv = os.path.abspath(installed)
     try:
         yield uv
     finally:
@@ -214,6 +218,6 @@ def _versions(text: str) -> dict[str, str]:
 
 
 def _source_of(packages: list[dict[str, Any]]) -> str:
-    """Return the host that names torch's own files."""
+    """Return the host that has torch's own files."""
     (torch,) = (one for one in packages if one["name"] == "torch")
     return urlsplit(str(torch["wheels"][0]["url"])).hostname or "a folder of this PC"

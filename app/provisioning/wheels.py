@@ -1,8 +1,8 @@
 """Bring the wheels of a lock to a node: from another node that has them, or by one download.
 
-No byte is fetched from outside twice. A node that has the whole set sends it; else the node that
-has most of it fetches the rest for all, for whatever interpreter they are; and where no node
-reaches a package index, this PC does. Copies go through `app/nodes/files`.
+No byte is downloaded twice. A node with the whole set sends it; else the node with the most of it
+downloads the rest for all, for any interpreter; and if no node reaches a package index, this PC
+does. Copies go through `app/nodes/files`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from app.progress import OnMessage, messages
 from app.storage.hashes import hash_file
 
 PEER_S = 15.0
-"""Maximum wait for another node to say what it has, in seconds; a silent one is left out."""
+"""Maximum wait for another node's list of wheels, in seconds; a silent one is left out."""
 
 
 class NoWheels(UserError):
-    """No place that could be asked has all packages of a lock."""
+    """No reachable source has all packages of a lock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelPlaces:
-    """Where packages may come from, beside the node itself."""
+    """Sources of packages other than the node itself."""
 
     store: Path
-    """Folder of this PC for what it fetches."""
+    """Folder of this PC for downloaded wheels."""
     locks: Path
     """Folder of this PC for locks that it makes."""
     peers: Sequence[NodeClient] = ()
@@ -56,7 +56,7 @@ async def bring_wheels(
     """Make sure that a node has all wheels of a query.
 
     Raises:
-        NoWheels: no index that can be reached has them.
+        NoWheels: no reachable index has them.
         UserError: a file is not the locked one, a disk is full, or the node does not answer.
     """
     own = await client.ask(LookForWheels(query=query))
@@ -70,7 +70,7 @@ async def bring_wheels(
     if here.is_complete:
         await _send(here, client, own, say)
         return
-    # Where most is, most need not be fetched again; else at the node itself.
+    # The node with the most of the set downloads least; at equal sizes the node itself comes first.
     by_size = sorted([(client, own), *reports], key=lambda one: -one[1].size_bytes)
     troubles: list[str] = []
     for fetcher, _ in by_size:
@@ -98,7 +98,7 @@ async def _ask(
 async def _copy(
     source: NodeClient, client: NodeClient, report: WheelReport, say: OnMessage
 ) -> bool:
-    """Copy a set from another node; return False if that fails, and say why."""
+    """Copy a set from another node; if that fails, report why and return False."""
     say(f"{source.name} has the packages: copying them from there")
     try:
         count = _bytes_progress(say)
@@ -118,7 +118,7 @@ async def _copy(
 async def _fetch_at(
     fetcher: NodeClient, client: NodeClient, query: WheelQuery, say: OnMessage
 ) -> WheelReport:
-    """Have a node fetch what it lacks; a node other than `client` may fail without an error."""
+    """Let a node download its missing wheels; only for `client` itself is a failure an error."""
     if fetcher is client:
         return await fetcher.ask(FetchWheels(query=query), messages(say))
     try:
@@ -137,8 +137,9 @@ async def _fetch_at(
 
 
 def _refuse(report: WheelReport, name: str) -> str:
-    """Return why a node could not fetch, where another one may; else raise the error."""
+    """Return why a node could not download, if another one may succeed; else raise the error."""
     message = f"{name} {report.message}"
+    # Other nodes would get the same answers from the index; only an unreachable index differs.
     if report.trouble == "missing":
         raise NoWheels(message, report.hint)
     if report.trouble in ("wrong", "stopped"):
@@ -153,15 +154,15 @@ def _set_here(store: Path, query: WheelQuery) -> WheelSet:
 async def _fetch_here(
     here: WheelSet, query: WheelQuery, name: str, troubles: list[str], say: OnMessage
 ) -> None:
-    """Fetch a set on this PC, for a node that reaches no package index."""
+    """Download a set on this PC, for a node that reaches no package index."""
     say(f"no node can fetch them, so this PC does, for {name}")
     stopped, loop = threading.Event(), asyncio.get_running_loop()
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         loop.call_soon_threadsafe(say, text)
 
     settings = read_index_settings(os.environ, Path.home(), query.index_url)
-    work = partial(fill, here, settings, tell, stopped.is_set)
+    work = partial(fill, here, settings, report, stopped.is_set)
     try:
         await in_stoppable_thread(work, stopped.set)
     except WheelProblem as problem:
@@ -178,10 +179,10 @@ async def _fetch_here(
 def fill(
     here: WheelSet, settings: IndexSettings, say: OnMessage, is_stopped: Callable[[], bool]
 ) -> None:
-    """Make a set of this PC whole; another process that does so is waited for.
+    """Complete a set of this PC; wait for another process that is doing so.
 
     Raises:
-        WheelProblem: it stays in part.
+        WheelProblem: it stays incomplete.
         OSError: the disk is full or cannot be written.
     """
     here.store.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -202,12 +203,12 @@ async def _send(here: WheelSet, client: NodeClient, report: WheelReport, say: On
 
 
 def _bytes_progress(say: OnMessage) -> BytesProgress:
-    """Return a callback that says how far a copy of a set is."""
+    """Return a callback that reports the progress of a copy."""
     progress: list[WheelProgress] = []
 
-    def tell(done_bytes: int, total_bytes: int) -> None:
+    def report(done_bytes: int, total_bytes: int) -> None:
         if not progress:
             progress.append(WheelProgress(say, "copying", total_bytes=total_bytes))
         progress[0].reach("", done_bytes)
 
-    return tell
+    return report

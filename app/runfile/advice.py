@@ -84,7 +84,7 @@ def _advise_length(spec: RunSpec, num_rows: int | None) -> list[FieldAdvice]:
         text = f"The learning rate rises during {spec.warmup_share:.0%} of the run: 0.03 is usual."
         found.append(FieldAdvice(key="warmup_share", text=text))
     if spec.weight_decay > HIGH_DECAY:
-        text = f"{spec.weight_decay:g} quickly pulls weights to 0: 0 to 0.1 is usual."
+        text = f"{spec.weight_decay:g} pulls weights to 0 quickly: 0 to 0.1 is usual."
         found.append(FieldAdvice(key="weight_decay", text=text))
     if spec.max_gradient_norm < LOW_NORM:
         text = f"{spec.max_gradient_norm:g} scales nearly all gradients away: 1 is usual."
@@ -145,7 +145,7 @@ def _advise_devices(spec: RunSpec, devices: Sequence[str]) -> list[FieldAdvice]:
         text = "Slow here: CPUs have no arithmetic for it; auto takes fp32."
         found.append(FieldAdvice(key="precision", text=text))
     if spec.memory_gib is not None:
-        text = "Without effect: it limits GPU memory, and no GPU is used."
+        text = "Without effect: it limits the memory of GPUs, and no GPU is used."
         found.append(FieldAdvice(key="memory_gib", text=text))
     return found
 

@@ -1,7 +1,7 @@
-"""Checkpoints of runs over all nodes: which nodes hold copies, and which are intact and current.
+"""Checkpoints of runs over all nodes: the nodes with copies, and the copies' state.
 
 A checkpoint is current unless a later attempt resumed from an earlier step: then another history
-has replaced it, even if a node that was offline still holds a copy.
+has replaced it, even if an offline node still holds a copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def find_copies(
 ) -> tuple[Copy, ...]:
     """Return the current copies on the nodes that answer.
 
-    A copy whose manifest cannot be read names no attempt. It is kept, so that the damage is shown.
+    A copy with an unreadable manifest names no attempt; it is kept, so that the damage is shown.
     """
     answers = await asyncio.gather(*(_list_on(services.pool, node, run_id) for node in nodes))
     copies = [copy for answer in answers for copy in answer]
@@ -59,22 +59,22 @@ def resume_steps(services: Services, run_id: str) -> dict[int, int]:
     if services.runs.store.get(run_id) is None:
         return {}
     stored = {a.attempt: a.resume_step or 0 for a in services.runs.store.attempts(run_id)}
-    # The journals know better than the store where an attempt of another master started.
-    told = {
+    # The journals know the start of another master's attempt; the store does not.
+    journalled = {
         number: attempt.first_step
         for number, attempt in services.runs.history(run_id).attempts.items()
         if attempt.first_step is not None
     }
-    return {**stored, **told}
+    return {**stored, **journalled}
 
 
 def is_current(step: int, saved_in: int, starts: Mapping[int, int]) -> bool:
-    """Return whether no attempt after `saved_in` resumed from before its checkpoint of `step`."""
+    """Return True if no attempt after `saved_in` resumed from before its checkpoint of `step`."""
     return all(step <= start for attempt, start in starts.items() if attempt > saved_in)
 
 
 async def verify_copies(pool: NodePool, copies: Iterable[Copy]) -> tuple[Copy, ...]:
-    """Have the files of every copy hashed on its node."""
+    """Let each node hash the files of its copies."""
     return tuple(await asyncio.gather(*(_verify_copy(pool, copy) for copy in copies)))
 
 
@@ -100,7 +100,7 @@ def group_by_step(copies: Iterable[Copy]) -> tuple[CheckpointSnapshot, ...]:
 def add_stalls(
     services: Services, found: Iterable[CheckpointSnapshot]
 ) -> tuple[CheckpointSnapshot, ...]:
-    """Add the time that training paused for each checkpoint, where a mirrored journal has it."""
+    """Add the time that training paused for each checkpoint, if a mirrored journal has it."""
     return tuple(replace(one, stall_s=_find_stall_s(services, one)) for one in found)
 
 
@@ -108,8 +108,9 @@ def _find_stall_s(services: Services, checkpoint: CheckpointSnapshot) -> float |
     if services.runs.store.get(checkpoint.run_id) is None:
         return None
     attempts = services.runs.history(checkpoint.run_id).attempts
-    told = [attempts[number].checkpoints.get(checkpoint.step) for number in sorted(attempts)]
-    return next((times.stall_s for times in reversed(told) if times is not None), None)
+    # The newest attempt counts: a step that was trained again was saved again.
+    saves = [attempts[number].checkpoints.get(checkpoint.step) for number in sorted(attempts)]
+    return next((times.stall_s for times in reversed(saves) if times is not None), None)
 
 
 def _snapshot(copies: Sequence[Copy]) -> CheckpointSnapshot:

@@ -1,6 +1,6 @@
-"""Claims on a run that is being exported from this PC, so that nothing deletes it meanwhile.
+"""Claims on a run that this PC is exporting, so that it is not deleted meanwhile.
 
-A claim is a file lock, so a killed export leaves none behind.
+A claim is a file lock, so a killed export leaves no claim behind.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _ID_BYTES = 4
 
 
 def refuse_exported(services: Services, run_id: str) -> None:
-    """Check that no export of a run is under way from this PC.
+    """Check that this PC is not exporting a run.
 
     Raises:
-        UserError: one is under way.
+        UserError: it is.
     """
     for path in _names(services, run_id).glob("*.lock"):
         handle = try_locked(path)
@@ -35,7 +35,7 @@ def refuse_exported(services: Services, run_id: str) -> None:
 
 
 def _names(services: Services, run_id: str) -> Path:
-    """Return the folder with one lock file per folder name that exports used on a node."""
+    """Return the folder with one lock file for each folder name that exports used on a node."""
     return services.paths.run(run_id) / "exports"
 
 
@@ -44,7 +44,7 @@ def claim_name(services: Services, run_id: str, stem: str) -> Iterator[str]:
     """Yield a folder name for the node that no other export uses until the block ends.
 
     The name ends with a random id, so that it differs from those of other masters. A free name is
-    used again, so that the node finds and removes what a killed export has left under it.
+    reused, so that the node finds and removes the leftovers of a killed export.
     """
     folder = private_folder(_names(services, run_id))
     known = sorted(folder.glob(f"{stem}-{'?' * 2 * _ID_BYTES}.lock"))

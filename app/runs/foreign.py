@@ -1,7 +1,7 @@
-"""Runs on our nodes that this master did not start, or has forgotten: name them, and end them.
+"""Runs on our nodes that this master did not start, or has forgotten: name them, and stop them.
 
-Nodes may have several masters. What another one trains there is not in our store, so a message
-that only says "stop run X" would send a person to a command that knows no such run.
+Nodes may have several masters. Another master's runs are not in our store, so a message that only
+says "stop run X" would point the user to a command that does not know the run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from app.text import show_moment
 
 
 def busy_attempts(statuses: Iterable[AttemptStatus], own: str = "") -> tuple[AttemptStatus, ...]:
-    """Return the attempts that hold a node's devices, also those that lost their supervisor.
+    """Return the attempts that hold a node's devices, including those without a supervisor.
 
-    Of the run `own` only active ones count: a launch ends what its earlier attempts have left.
+    Of the run `own` only active ones count: a launch ends leftovers of its earlier attempts.
     """
     return tuple(s for s in active_attempts(statuses) if s.state in ACTIVE or s.run_id != own)
 
 
 def refuse_busy(services: Services, node: str, status: AttemptStatus) -> UserError:
-    """Return the error of a node that trains another run: whose it is, and how to free the node."""
+    """Return the error for a node that trains another run: its master, and how to free the node."""
     run_id = status.run_id
     known = services.runs.store.get(run_id)
     if known is not None and known.state in ACTIVE_STATES:
@@ -72,13 +72,14 @@ def _how_to_stop(status: AttemptStatus, node: str, ours: MasterIdentity) -> str:
 
 
 async def stop_on_node(services: Services, run_id: str, node: str) -> AttemptStatus:
-    """Stop what one node trains of a run, whoever has started it; return its newest status.
+    """Stop a node's part of a run of any master; return its newest status.
 
-    Its other nodes notice that they lost a peer, and end as well.
+    The other nodes notice the lost peer, and end as well.
 
     Raises:
         UserError: the node cannot be reached, or has nothing of that run to stop.
     """
+    # By id on the node itself: the run may be missing in our store.
     agent = services.pool.agent(node)
     known = (await agent.ask(ListAttempts())).attempts
     found = [status for status in known if status.run_id == run_id]

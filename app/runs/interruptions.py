@@ -31,7 +31,7 @@ def list_interruptions(services: Services, run_id: str) -> tuple[Interruption, .
 
 
 def find_interruption(services: Services, run_id: str, resumed: int) -> Interruption | None:
-    """Return the interruption that attempt `resumed` ended; None: there is none."""
+    """Return the interruption that attempt `resumed` ended, or None."""
     losses = services.recoveries.all_of_run(run_id)
     for loss in losses:
         if loss.resumed_attempt == resumed:
@@ -44,7 +44,7 @@ def _collect(
     loss: Loss, losses: Sequence[Loss], attempts: dict[int, AttemptRecord], history: RunHistory
 ) -> Interruption:
     number = loss.resumed_attempt
-    if number is None and loss.state == "replaced":  # a person's resume is not recorded with it
+    if number is None and loss.state == "replaced":  # the loss has no record of a user's resume
         number = min((one for one in attempts if one > loss.attempt), default=None)
     ended, next_one = attempts.get(loss.attempt), attempts.get(number) if number else None
     first = history.attempt(number).first if number else None
@@ -57,7 +57,7 @@ def _collect(
         kind="rejoin" if loss.cause == REJOIN else "loss",
         state=loss.state,
         reason=loss.reason,
-        # The last step may have ended after the end was noted.
+        # The last step may end after the loss was noted.
         step=max(loss.step, newest.step if newest is not None and has_trained else 0),
         nodes=history.attempt(loss.attempt).members or _nodes_of(ended),
         has_trained=has_trained,
@@ -90,7 +90,7 @@ def _describe_pause(one: HeatPause, *, is_open: bool) -> Interruption:
 def _collect_regroupings(
     attempt: AttemptHistory, launched: AttemptRecord | None
 ) -> list[Interruption]:
-    """Return the losses that did not end the attempt."""
+    """Return the losses that the attempt survived."""
     found: list[Interruption] = []
     nodes = _nodes_of(launched)
     for generation in sorted(attempt.regroupings):

@@ -1,7 +1,7 @@
 """Place ranks on nodes and devices. Pure.
 
-A node with GPUs runs one rank per GPU; a node without runs one rank on its CPU. Ranks are numbered
-node by node in the order of the run file, which therefore decides where rank 0 runs.
+A node with GPUs runs one rank per GPU; a node without GPUs runs one rank on its CPU. Ranks are
+numbered node by node in the order of the run file, which therefore decides the node of rank 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def place_ranks(facts: Mapping[str, NodeFacts]) -> tuple[RankPlacement, ...]:
     """Return all ranks, in the order of the nodes in `facts`.
 
     Nodes that list the same GPU are one PC under several names, as in the demo. They divide its
-    GPUs among them, and share one only when there are fewer GPUs than names.
+    GPUs among them, and share a GPU only if there are fewer GPUs than names.
     """
     ranks: list[RankPlacement] = []
     for node, known in facts.items():
@@ -37,7 +37,7 @@ def place_ranks(facts: Mapping[str, NodeFacts]) -> tuple[RankPlacement, ...]:
 
 
 def _may_use(node: str, gpu: GpuFacts, facts: Mapping[str, NodeFacts]) -> bool:
-    """Deal the GPUs of one PC to its names in turn; with too few GPUs, deal them again."""
+    """Return True if this node gets a GPU: those of one PC are dealt to its names in turn."""
     names = [name for name, known in facts.items() if gpu.uuid in _uuids(known)]
     cards = _uuids(facts[node])
     place, card = names.index(node), cards.index(gpu.uuid)
@@ -51,11 +51,11 @@ def _uuids(facts: NodeFacts) -> list[str]:
 
 
 def shares_a_gpu(ranks: Sequence[RankPlacement]) -> bool:
-    """Return whether two ranks run on one GPU, which NCCL refuses and Gloo accepts."""
+    """Return True if two ranks run on one GPU, which NCCL refuses and Gloo accepts."""
     gpus = [place.device_id for place in ranks if place.device != "cpu"]
     return len(set(gpus)) < len(gpus)
 
 
 def keep_single(ranks: Sequence[RankPlacement]) -> tuple[RankPlacement, ...]:
-    """Return rank 0 alone, for `parallel: single`."""
+    """Return only rank 0, for `parallel: single`."""
     return tuple(ranks[:1])

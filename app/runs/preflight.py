@@ -1,7 +1,6 @@
 """Check that the chosen nodes can take part in an attempt, and plan its ranks.
 
-Nothing here changes anything anywhere: it only queries the nodes, and refuses with a reason and a
-hint.
+This module only queries the nodes and changes nothing; it refuses with a reason and a hint.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from app.runs.services import LaunchForecast, Services
 from app.text import show_list
 
 FIT_TIMEOUT_S = 10.0
-"""Time in which a node that is to join a run has to answer, in seconds."""
+"""Maximum time for the answer of a node that would join a run, in seconds."""
 STUCK_LOOKS = 6
 STUCK_PAUSE_S = 0.5
-"""Number of looks, and time between two in seconds, after which what is left of an attempt that has
-ended counts as stuck: its supervisor is there for a moment after it has recorded the end."""
+"""Number of checks, and time between two in seconds, after which leftovers of an ended attempt
+count as stuck; a supervisor lives briefly after it has recorded the end."""
 _ENDED = ("done", "stopped", "failed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchPlan:
-    """Everything that launching an attempt needs, once every node has been checked."""
+    """All data for launching an attempt, once every node has been checked."""
 
     ranks: tuple[RankPlacement, ...]
     endpoints: dict[str, Endpoint]
@@ -84,7 +83,7 @@ def require_supported(spec: RunSpec) -> None:
     """Check that this version can train what a spec requests.
 
     Raises:
-        NotAvailableYet: it cannot; the message names the key and what can be used instead.
+        NotAvailableYet: it cannot; the message names the key and an alternative.
         UserError: no version can: keys contradict each other.
     """
     if refusal := refuse_parallel(spec.parallel):
@@ -102,7 +101,7 @@ async def plan_launch(
         services: stores and nodes.
         spec: the run.
         nodes: nodes to use.
-        own: id of a run that is resumed; what an earlier attempt left is ended by its next one.
+        own: id of a run to resume, whose earlier attempts do not make a node busy.
 
     Raises:
         UserError: a node cannot be reached, is busy, or has no suitable environment.
@@ -118,7 +117,7 @@ async def plan_launch(
     ranks = place_ranks(facts)
     if find_mode(spec.parallel).uses_one_gpu:
         ranks = keep_single(ranks)
-        # Nodes without a rank need no network in common with it.
+        # Nodes without a rank need no common network with it.
         facts = {ranks[0].node: facts[ranks[0].node]}
     if spec.shares is not None and len(spec.shares) != len(ranks):
         raise UserError(
@@ -134,7 +133,7 @@ async def plan_launch(
 
 
 async def find_fit(services: Services, nodes: Sequence[str], own: str) -> tuple[str, ...]:
-    """Return those of `nodes` that answer, are idle, can store files and can train run `own`."""
+    """Return the nodes that answer, are idle, can store files and can train run `own`."""
     answers = await asyncio.gather(*(_is_fit(services, node, own) for node in nodes))
     return tuple(node for node, fits in zip(nodes, answers, strict=True) if fits)
 
@@ -152,10 +151,10 @@ async def _is_fit(services: Services, node: str, own: str) -> bool:
 async def require_usable(services: Services, node: str, run_id: str) -> None:
     """Raise UserError if a node that answers cannot take part in the next attempt of a run.
 
-    It can store nothing, since its disk has failed, or no signal ends what the last one has left.
+    Its disk has failed, so it can store nothing, or no signal ends leftovers of the last attempt.
     """
     agent = services.pool.agent(node)
-    # It changes nothing where the node has promised a number before, and takes the same files.
+    # A test of the disk: writes the same files as a real fence, and changes nothing on a used node.
     await agent.ask(RaiseFence(run_id=run_id, attempt=1))
     for _ in range(STUCK_LOOKS):
         statuses = (await agent.ask(ListAttempts())).attempts
@@ -172,7 +171,7 @@ async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> L
     """Return the plan with the forecast of its ranks, made before anything is recorded.
 
     Raises:
-        UserError: the mode that the run file names does not fit these ranks.
+        UserError: the run file's mode does not fit these ranks.
     """
     found = await services.hooks.forecast(spec, plan.facts, plan.ranks)
     if found.problem is not None:
@@ -183,12 +182,12 @@ async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> L
 async def leave_out_misfits(
     services: Services, spec: RunSpec, plan: LaunchPlan
 ) -> tuple[RunSpec, LaunchPlan]:
-    """Return run and plan for fewer nodes, where it fits no way on all of those that it may use.
+    """Return run and plan for fewer nodes if no mode fits on all allowed nodes.
 
-    The run then names its nodes, so that no other one joins it later.
+    The run then names its nodes, so that no other node joins it later.
 
     Raises:
-        UserError: a node is gone or busy by now.
+        UserError: a node is lost or busy by now.
     """
     fewer = plan.forecast.fewer
     if not fewer:
@@ -205,7 +204,7 @@ async def _check_node(services: Services, node: str, own: str) -> NodeFacts:
     facts, known = await asyncio.gather(agent.ask(ReadFacts()), agent.ask(ListAttempts()))
     for status in busy_attempts(known.attempts, own):
         raise refuse_busy(services, node, status)
-    # Runs are refused above with a better message; what is left are exports and the like.
+    # Runs were refused above with a better message; what is left are exports and the like.
     for use in facts.gpu_uses:
         if use.run_id is None:
             raise UserError(

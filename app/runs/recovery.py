@@ -1,9 +1,9 @@
 """Decide when a run that lost a rank or a node is resumed automatically.
 
-Pure: no clock, no network. Only losses are recovered: a restart would repeat what a person has to
-change, such as bad data, a wrong setting or a bug. Three limits keep a recovery from making things
-worse: a run that does not get further is left alone, recoveries within an hour wait longer each
-time and have a maximum, and a resume that is refused is tried again for an hour at most.
+Pure: no clock, no network. Only losses are recovered: after another failure, such as bad data, a
+wrong setting or a bug, a restart would fail again. Three limits keep a recovery from making things
+worse: a run without progress is left alone, recoveries within an hour wait longer each time and
+have a maximum, and a refused resume is retried for an hour at most.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ LOSSES: frozenset[EndCause] = frozenset({*LOST_CAUSES, "lost", "diverged"})
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 """Wait after a refused resume by the number of refusals, in seconds."""
 MAX_REFUSED_S = HOUR_S
-"""Time for which a refused resume is tried again, in seconds."""
+"""Maximum time of retrying a refused resume, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusals:
-    """Resumes of one loss that were refused, such as while no node answers."""
+    """Refused resumes of one loss, such as while no node answers."""
 
     count: int = 0
     first_s: float = 0.0
@@ -64,21 +64,21 @@ def find_obstacle(
     stop_asked: bool,
     per_hour: int,
 ) -> str | None:
-    """Return why an attempt that ended is not resumed automatically; None: it is.
+    """Return why an ended attempt is not resumed automatically, or None if it is.
 
     Args:
         spec: settings of the run.
         state: state of the run before the end.
-        cause: what ended the attempt.
-        is_ours: whether this master launched it; another master's run is only watched.
-        stop_asked: whether a person has stopped the run.
+        cause: cause of the attempt's end.
+        is_ours: True if this master launched it; another master's run is only watched.
+        stop_asked: True if the user has stopped the run.
         per_hour: maximum number of recoveries within an hour, a setting.
     """
     if stop_asked:
-        return "a person stopped it"
+        return "the user stopped it"
     if cause == "diverged" and spec.divergence == "wait":
         return "the run file says divergence: wait"
-    # A part that is missing was lost only if all parts had been there.
+    # A missing part counts as lost only if all parts existed before.
     if cause not in LOSSES and not (cause == "unlaunched" and state == "running"):
         return "a resume would repeat the failure"
     if spec.recovery == "off":
@@ -96,8 +96,8 @@ def decide_recovery(
     """Decide what to do about the newest of `losses`, which is pending.
 
     Args:
-        losses: losses of the run, oldest first, since a person last started or resumed it. Stops
-            for nodes to join are among them; their own pace is that of `rejoin`.
+        losses: losses of the run since the user last started or resumed it, oldest first,
+            including stops for joining nodes; these have their own limits in `rejoin`.
         refusals: refused resumes of the newest loss.
         now_s: time, in seconds since the epoch.
         per_hour: maximum number of recoveries within an hour.

@@ -1,8 +1,8 @@
 """Decide when nodes that came back join a run again, or new ones that its run file allows.
 
 Pure: no clock, no network. Joining costs a restart from a checkpoint, so it happens once nodes have
-been fit for a while, where the rest of the run is longer than a restart, and less often the more
-often it happened: a node that comes and goes must not make a run restart for ever.
+been fit for a while, only if the rest of the run is longer than a restart, and the less often, the
+more often it has happened: an unstable node must not make a run restart forever.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from agents.contract.spec import RunSpec
 from app.storage.recoveries import Loss
 
 REJOIN = "rejoin"
-"""Cause of an end, in the store of losses, that a rejoin asked for."""
+"""Cause of an end, in the store of losses, that was a rejoin."""
 STEADY_S = 2.0
-"""Time for which a node has to be fit before it joins, in seconds."""
+"""Time that a node has to be fit before it joins, in seconds."""
 BACK_OFF_S = (0.0, 300.0, 900.0, 3600.0)
-"""Least time between two rejoins by the number of those within `MEMORY_S`, in seconds."""
+"""Minimum time between two rejoins by the number of those within `MEMORY_S`, in seconds."""
 MEMORY_S = 4 * 3600.0
 
 
 def find_absent(spec: RunSpec, nodes: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the nodes that a run may use and does not, in the order of its run file.
+    """Return the nodes that a run may use but does not, in the order of its run file.
 
     Args:
         spec: settings of the run.
@@ -42,12 +42,12 @@ def find_absent(spec: RunSpec, nodes: Sequence[str], known: Sequence[str]) -> tu
 
 
 def is_worthwhile(spec: RunSpec, remaining_s: float | None, start_s: float | None) -> bool:
-    """Return whether the rest of a run is longer than a restart; unknown times count as such.
+    """Return True if the rest of a run is longer than a restart, or a time is unknown.
 
     Args:
         spec: settings of the run.
-        remaining_s: time until its end on the present nodes, in seconds.
-        start_s: time that its newest start took until the first step, in seconds.
+        remaining_s: time until its end on the current nodes, in seconds.
+        start_s: time of its newest start until the first step, in seconds.
     """
     if spec.rejoin == "always" or remaining_s is None or start_s is None:
         return True
@@ -55,11 +55,11 @@ def is_worthwhile(spec: RunSpec, remaining_s: float | None, start_s: float | Non
 
 
 def find_end_of_pause(losses: Sequence[Loss], now_s: float) -> float:
-    """Return the time from which on nodes may join again, in seconds since the epoch.
+    """Return the time from which nodes may join again, in seconds since the epoch.
 
     Args:
         losses: losses and rejoins of the run, oldest first.
-        now_s: time, in seconds since the epoch. Rejoins after it were noted by another clock.
+        now_s: time, in seconds since the epoch. Rejoins after it have the time of another clock.
     """
     times = [loss.ended_s for loss in losses if loss.cause == REJOIN]
     recent = [time_s for time_s in times if now_s - MEMORY_S < time_s <= now_s]
@@ -69,9 +69,9 @@ def find_end_of_pause(losses: Sequence[Loss], now_s: float) -> float:
 
 
 def find_failed_join(losses: Sequence[Loss], attempt: int) -> Loss | None:
-    """Return the rejoin that led to `attempt`, which ended before its first step; None: none did.
+    """Return the rejoin that led to `attempt` if it ended before its first step, else None.
 
-    Whatever ended it came with the nodes that joined: without them the run had trained.
+    Blame the joining nodes for that end: the run trained without them.
     """
     return next(
         (

@@ -1,14 +1,14 @@
-"""Run states, the legal moves between them, and the judgement of what a run's nodes report.
+"""Run states, the legal moves between them, and the judgement of the nodes' reports.
 
 Pure: no clock, no network. A judgement is always about one attempt. Its rules, in this order:
 
 1. A silent node proves nothing by itself, since training does not need the master. It counts as
-   lost only when the others report a lost peer, or make no progress, for `lost_after_s`.
-2. The culprit is what broke first: a lost or silent node before a rank that failed, a rank that
+   lost only if the others report a lost peer, or make no progress, for `lost_after_s`.
+2. The culprit is the first failure: a lost or silent node before a rank that failed, a rank that
    failed on its own before ranks that merely lost their peers.
-3. While only ranks that lost their peers have failed, the culprit has yet to show itself.
+3. While only ranks that lost their peers have failed, the culprit is still unknown.
 4. Once there is a culprit, every part that is still active has to be stopped, unless their ranks
-   may go on in their processes: then the nodes decide, and the master waits for them.
+   may continue in their processes: then the nodes decide, and the master waits for them.
 5. Once they have regrouped, the parts that were left out say nothing about the run any more.
 """
 
@@ -30,32 +30,32 @@ MOVES: dict[RunState, frozenset[RunState]] = {
     "running": _ENDS | {"stopping"},
     "stopping": _ENDS,
     "stopped": frozenset({"created", "launching"}),
-    # Stopped: by a person who does not want it to be resumed automatically.
+    # To stopped: by a user who does not want it to be resumed automatically.
     "interrupted": frozenset({"created", "launching", "stopped"}),
     "failed": frozenset({"created", "launching", "stopped"}),
     "done": frozenset(),
 }
-"""States that may follow each state; staying in one is always allowed."""
+"""States that may follow each state; staying in a state is always allowed."""
 
 EndCause = FailureCause | Literal["lost", "unlaunched"]
-"""What ended an attempt. `lost`: a node, or all processes of its part, vanished; `unlaunched`: a
-part never existed. Empty: nothing failed, or nobody knows."""
+"""Cause of an attempt's end. `lost`: a node, or all processes of its part, vanished; `unlaunched`:
+a part never existed; empty: nothing failed, or the cause is unknown."""
 
 STANDSTILL_S = 5.0
-"""Silence of all ranks that are seen after which a run is said to stand still, in seconds."""
+"""Silence of all visible ranks after which a run counts as standing still, in seconds."""
 REGROUP_S = 40.0
-"""Time after the end of a part for ranks elsewhere to regroup, in seconds; they give up sooner."""
+"""Maximum time for ranks to regroup after the end of a part, in seconds; they give up sooner."""
 REGROUP_IDLE_S = 15.0
-"""Standstill of ranks that may regroup, beyond the one that shows a loss, in seconds."""
+"""Standstill allowed to regrouping ranks, in addition to the one that shows a loss, in seconds."""
 _LOOP_PHASES = frozenset({"training", "adapting", "evaluating", "saving", "tracing", "regrouping"})
-"""Phases of ranks that have something to go on with."""
+"""Phases of ranks whose work can continue after a regrouping."""
 _ACTIVE_PARTS = frozenset({"starting", "running", "stopping"})
-# A hint of the trainer that says so is about an error that a resume would only repeat.
+# Such a hint of the trainer is about an error that a resume would only repeat.
 _NEW_RUN = "start a new run"
 
 
 def may_move(old: RunState, new: RunState) -> bool:
-    """Return whether a run in state `old` may become `new`."""
+    """Return True if a run in state `old` may become `new`."""
     return new == old or new in MOVES[old]
 
 
@@ -65,7 +65,7 @@ class RunPart:
 
     node: str
     status: AttemptStatus | None = None
-    """None when the node is silent, or answers but does not know this attempt."""
+    """None if the node is silent, or answers but does not know this attempt."""
     silent_s: float | None = None
     """Time since the node last answered; None while it answers."""
 
@@ -80,21 +80,21 @@ class RunPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """Everything that a judgement is based on."""
+    """All data for a judgement."""
 
     parts: tuple[RunPart, ...]
     stop_asked: bool = False
     launching: bool = False
-    """Whether a process is still launching it, so that parts may be missing."""
+    """True if a process is still launching it, so that parts may be missing."""
     is_ours: bool = True
-    """Whether this master launched it, so that every part existed once. Otherwise another master,
+    """True if this master launched it, so that every part existed once. Otherwise another master,
     which we cannot see, may still be launching it."""
     step: int | None = None
     """Newest step in any journal."""
     idle_s: float = 0.0
-    """Time without a new step in any journal."""
+    """Time without a new step in any journal, in seconds."""
     lost_after_s: float = 60.0
-    """Time without progress after which a silent node counts as lost."""
+    """Time without progress after which a silent node counts as lost, in seconds."""
     checkpoint_step: int | None = None
     """Newest known checkpoint."""
     now_s: float = 0.0
@@ -126,17 +126,17 @@ def judge(situation: Situation) -> StateJudgement:
 
 
 def find_present(parts: Sequence[RunPart]) -> tuple[RunPart, ...]:
-    """Return the parts of the nodes that train since the newest regrouping, else all."""
+    """Return the parts of the nodes that train since the newest regrouping, or all parts."""
     statuses = [part.status for part in parts if part.status is not None]
     newest = max(statuses, key=lambda status: status.generation, default=None)
     if newest is None or not newest.members:
         return tuple(parts)
-    # By the name of the node at the launch, as its ranks know it.
+    # By the node's name at the launch, which its ranks use.
     return tuple(p for p in parts if (p.status.node if p.status else p.node) in newest.members)
 
 
 def _awaits_regroup(culprit: RunPart, situation: Situation, nodes: Sequence[str]) -> bool:
-    """Return whether the ranks that are left may go on in their processes, and have time to."""
+    """Return True if the remaining ranks may continue in their processes, and still have time."""
     active = {part.node: part.status for part in situation.parts if part.active and part.status}
     if situation.stop_asked or len(active) < 2 or not is_majority(active, nodes):
         return False
@@ -151,7 +151,7 @@ def _awaits_regroup(culprit: RunPart, situation: Situation, nodes: Sequence[str]
 
 
 def is_peer_loss(status: AttemptStatus) -> bool:
-    """Return whether a part failed only because ranks of another node vanished."""
+    """Return True if a part failed only because ranks of another node vanished."""
     return status.state == "failed" and status.peer_lost
 
 
@@ -162,7 +162,7 @@ def _find_culprit(situation: Situation) -> RunPart | None:
         if part.answers and _is_gone(part, situation):
             return part
     failed = [p for p in parts if p.status is not None and p.status.state == "failed"]
-    # Of failures with a cause of their own, the first one may have caused the others.
+    # Of independent failures, the first one may have caused the others.
     own = [p for p in failed if p.status is not None and not is_peer_loss(p.status)]
     if own:
         return min(own, key=_end_time)
@@ -170,28 +170,28 @@ def _find_culprit(situation: Situation) -> RunPart | None:
     if silent and (failed or _stands_still(situation)):
         return max(silent, key=lambda part: part.silent_s or 0.0)
     if any(part.active for part in parts) and situation.idle_s < situation.lost_after_s:
-        return None  # only consequences so far: the cause will fail or fall silent soon
+        return None  # only consequences so far: the cause will show soon
     return min(failed, key=_end_time) if failed else None
 
 
 def _is_gone(part: RunPart, situation: Situation) -> bool:
-    """Return whether a node that answers has lost its part, or never got it."""
+    """Return True if a node that answers has lost its part, or never got it."""
     if part.status is not None:
         return part.status.state == "lost"
     if situation.launching:
         return False
-    # Another master may still be launching it, unless no part of it is active any more.
+    # Another master may still be launching it, unless all of its parts have ended.
     return situation.is_ours or not any(other.active for other in situation.parts)
 
 
 def _end_time(part: RunPart) -> float:
     ended_s = part.status.ended_s if part.status else None
-    # An end at an unknown time never comes before a known one.
+    # An end at an unknown time never precedes a known one.
     return ended_s if ended_s is not None else float("inf")
 
 
 def _stands_still(situation: Situation) -> bool:
-    """Return whether a silent node blocks the others: they are active and make no progress."""
+    """Return True if a silent node blocks the others: they are active but make no progress."""
     silent_s = max((p.silent_s or 0.0 for p in situation.parts if not p.answers), default=0.0)
     # Both are required: the node may only have lost the master, and a step may just be slow.
     return (
@@ -227,7 +227,7 @@ def _describe_failure(culprit: RunPart, situation: Situation) -> StateJudgement:
             cause="unlaunched",
         )
     if culprit.answers and status is not None:
-        # The node is there, so the message says what it knows of its part.
+        # The node answers, so the message has its own report about its part.
         message = f"node {culprit.node} lost its part{_where(situation)}. {status.message}"
         if status.restarted_s is not None:
             moment = show_moment(status.restarted_s, situation.now_s)
@@ -238,7 +238,7 @@ def _describe_failure(culprit: RunPart, situation: Situation) -> StateJudgement:
 
 
 def _name_restarted(culprit: RunPart, parts: Sequence[RunPart], moment: str) -> str:
-    """Return which nodes were restarted and lost their parts: a power cut takes several at once."""
+    """Return the nodes that restarted and lost their parts; a power cut affects several at once."""
     nodes = [
         part.node
         for part in parts
@@ -251,16 +251,16 @@ def _name_restarted(culprit: RunPart, parts: Sequence[RunPart], moment: str) -> 
 
 
 def _describe_peer_loss(situation: Situation) -> StateJudgement:
-    """Describe a run whose ranks merely lost each other, by what the nodes say of one another."""
+    """Describe a run whose ranks merely lost each other, by their reports about one another."""
     failed = [p.status for p in situation.parts if p.status and is_peer_loss(p.status)]
     named = {name for status in failed for name in status.lost_nodes}
     message = "the nodes lost their connection to each other"
     standing = [p.status.message for p in situation.parts if p.active and p.status]
-    # Two that name each other were both cut off: then nobody knows which one.
+    # Two nodes that name each other were both cut off, so neither is known to be the cause.
     if len(named) == 1:
         message = f"node {min(named)} was lost: the others could not reach it"
     elif len(standing) == 1 and standing[0]:
-        message = standing[0].rstrip(".")  # a rank that hangs, which the others gave up
+        message = standing[0].rstrip(".")  # a hanging rank that the others gave up
     return StateJudgement(
         state="interrupted",
         message=f"{message}{_where(situation)}",
@@ -300,7 +300,7 @@ def _judge_active(situation: Situation, left_out: Sequence[RunPart]) -> StateJud
 
 
 def _name_losses(left_out: Sequence[RunPart]) -> str:
-    """Return what ended the parts that the others went on without."""
+    """Return the cause of the end of the parts that the others left behind."""
     failed = {p.node: p.status for p in left_out if p.status and p.status.state == "failed"}
     causes = {n: s.message for n, s in failed.items() if s.message and not is_peer_loss(s)}
     silent = [part.node for part in left_out if part.node not in causes]
@@ -309,12 +309,12 @@ def _name_losses(left_out: Sequence[RunPart]) -> str:
 
 
 def _describe_standstill(situation: Situation, silent: Sequence[str]) -> list[str]:
-    """Return a sentence on silent nodes, and what the others say of ranks that stand still."""
+    """Return a sentence on silent nodes, and the others' reports of hanging ranks."""
     said = [part.status.message for part in situation.parts if part.active and part.status]
     standing = [message for message in said if message]
     if not silent:
         return standing
-    # The ranks wait for each other in each step: if those that we see go on, all do.
+    # The ranks wait for each other in each step: if the visible ones progress, all do.
     is_still = bool(standing) or situation.idle_s >= STANDSTILL_S
     how = (
         f"the other ranks have waited for {situation.idle_s:.0f} s"
@@ -333,7 +333,7 @@ def _judge_ended(situation: Situation) -> StateJudgement:
     note = _silent_note(silent)
     if all(state == "done" for state in states):
         return StateJudgement(state="done", message=note)
-    # What a part says of its stop, such as that its last checkpoint could not be saved.
+    # A part's message about its stop, such as that its last checkpoint could not be saved.
     said = [part.status.message for part in situation.parts if part.status is not None]
     cause = next((text for text in said if text), "")
     return StateJudgement(state="stopped", message=f"{cause} {note}".strip())

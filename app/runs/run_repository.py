@@ -1,7 +1,7 @@
-"""Repository of runs: the one place that changes a stored run and publishes the change.
+"""Repository of runs: the only place that changes a stored run and publishes the change.
 
-Everything else in `app.runs` gets runs from it, reports changes to it, or makes it read what was
-appended to the mirrors.
+All other modules of `app.runs` get runs from it, report changes to it, or make it read new data of
+the mirrors.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RunRepository:
         """Return a run by its id or an unambiguous prefix of it.
 
         Raises:
-            UserError: there is none, or several match.
+            UserError: there is no such run, or several match.
         """
         run = self.store.get(run_id)
         if run is not None:
@@ -87,12 +87,12 @@ class RunRepository:
 
     def snapshot(self, run_id: str) -> RunSnapshot:
         run = self.get(run_id)
-        # Lists show all runs: reading the journals of those that have ended would take too long.
+        # Lists show all runs: reading the journals of ended ones would take too long.
         history = self.history(run_id) if run.state in ACTIVE_STATES else None
         return self._snapshot(run, history)
 
     def full_snapshot(self, run_id: str) -> RunSnapshot:
-        """Return the run with the last figures of its ranks, also when it has ended."""
+        """Return the run with the last figures of its ranks, even if it has ended."""
         run = self.get(run_id)
         return self._snapshot(run, self.history(run_id))
 
@@ -114,14 +114,14 @@ class RunRepository:
         return ()
 
     def is_ours(self, run: RunRecord) -> bool:
-        """Return whether this master has launched the newest attempt, or taken it over."""
+        """Return True if this master has launched the newest attempt, or taken it over."""
         return any(
             attempt.attempt == run.attempt and attempt.is_ours
             for attempt in self.store.attempts(run.run_id)
         )
 
     def history(self, run_id: str) -> RunHistory:
-        """Return the run's history, read up to what is mirrored so far."""
+        """Return the run's history, read up to the current end of the mirrors."""
         history = self._histories.get(run_id)
         if history is None:
             history = RunHistory(run_id, self._folder(run_id))
@@ -130,7 +130,7 @@ class RunRepository:
         return history
 
     def why_unsafe(self, run: RunRecord) -> UnsafeName | None:
-        """Return why the files of a stored run may not be touched; None: they may."""
+        """Return why the files of a stored run must not be touched, or None if they may be."""
         try:
             for node in run.nodes:
                 self.paths.part(run.run_id, run.attempt, node)
@@ -140,11 +140,11 @@ class RunRepository:
         return None
 
     def has_unsafe_id(self, run_id: str) -> bool:
-        """Return whether a stored run has an id that leads out of the folder of runs."""
+        """Return True if a stored run has an id that leads out of the folder of runs."""
         return self.store.get(run_id) is not None and self._folder(run_id) is None
 
     def _folder(self, run_id: str) -> Path | None:
-        # A run that a lying node made an older version store is shown, without its files.
+        # A run that a lying node made an older version store is shown, but without its files.
         try:
             return self.paths.run(run_id)
         except UnsafeName:
@@ -171,22 +171,22 @@ class RunRepository:
     # ------------------------------------------------------------ changing
 
     def add(self, run: RunRecord) -> bool:
-        """Add a run; return False when it is known already or was deleted."""
+        """Add a run; return False if it is known already or was deleted."""
         added = self.store.add(run)
         if added:
             self._publish(run.run_id)
         return added
 
     def change(self, run_id: str, change: Callable[[RunRecord], RunRecord | None]) -> None:
-        """Change the stored run, and publish it if it did change."""
+        """Change the stored run, and publish it if it has changed."""
         if self.store.change(run_id, change) is not None:
             self._publish(run_id)
 
     def move(self, run_id: str, attempt: int, state: RunState, message: str, hint: str) -> bool:
-        """Move attempt `attempt` of the run to `state`; return whether its state changed.
+        """Move attempt `attempt` of the run to `state`; return True if its state changed.
 
-        Nothing happens when that is no legal move, or when another process has launched a newer
-        attempt in the meantime.
+        Does nothing if that is not a legal move, or if another process has launched a newer attempt
+        meanwhile.
         """
         moved = False
 
@@ -203,7 +203,7 @@ class RunRepository:
         return moved
 
     def refresh(self, run_id: str) -> None:
-        """Read what was appended to the mirrors, and publish the new entries."""
+        """Read the new data of the mirrors, and publish the new entries."""
         history = self.history(run_id)
         news = history.refresh()
         if news.steps:
@@ -228,12 +228,12 @@ class RunRepository:
         self._events.publish(RunEventArrived(event))
 
     def _add_once(self, run_id: str, text: str) -> None:
-        """Store and publish a warning that is not among the run's events yet."""
+        """Store and publish a warning unless the run has the same event already."""
         if all(event.text != text for event in self.store.events(run_id)):
             self.add_event(run_id, "warning", text)
 
     def forget(self, run_id: str) -> None:
-        """Remove a run for good: its id is remembered as deleted."""
+        """Remove a run permanently: its id is remembered as deleted."""
         self.store.delete(run_id)
         self._histories.pop(run_id, None)
         self._events.publish(RunDeleted(run_id))
@@ -245,7 +245,7 @@ class RunRepository:
         self._events.publish(RunDeleted(run_id))
 
     def publish_changed(self) -> None:
-        """Publish what another process has changed in the store since the last call."""
+        """Publish changes of the store by another process since the last call."""
         now = {run.run_id: run for run in self.store.all()}
         for run_id in self._seen.keys() - now.keys():
             self._events.publish(RunDeleted(run_id))

@@ -1,4 +1,4 @@
-"""Services that every action on a run gets: stores, nodes, settings and paths."""
+"""Services for all actions on runs: stores, nodes, settings and paths."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from app.planning.accuracy.forecast_accuracy import Forecast
 
 _LAUNCH_LOCK = "launch.lock"
-# `is_launching` takes the lock for a moment to see whether it is held; a launcher that meets this
-# must not take it for another launcher. 0.1 s in total covers it.
+# `is_launching` takes the lock briefly to test it; a launcher must not mistake this for another
+# launcher. 0.1 s in total covers it.
 _LOCK_TRIES = 10
 _LOCK_PAUSE_S = 0.01
 
@@ -43,20 +43,20 @@ class LaunchForecast:
     """Result of planning an attempt just before its launch."""
 
     forecast: Forecast | None = None
-    """None when the model's sizes are not known here: it trains all the same."""
+    """None if the model's sizes are unknown here; it can still be trained."""
     cut: ModelCut | None = None
-    """Mode and layers of each rank; None: every rank has the whole model, or the trainer divides
+    """Mode and layers of each rank; None if every rank has the whole model, or the trainer divides
     it."""
     problem: tuple[str, str] | None = None
-    """Message and hint where the mode that the run file names does not fit; None: it may."""
+    """Message and hint if the run file's mode does not fit; None if it may."""
     advice: tuple[str, ...] = ()
-    """Sentences on nodes that a faster run would leave out."""
+    """Sentences on nodes that slow the run down."""
     fewer: tuple[str, ...] = ()
-    """Nodes to launch on instead, since the run fits no way on all of them; empty: it may."""
+    """Nodes to launch on instead, since no mode fits on all of them; empty if one may."""
 
 
 def _read_user() -> str:
-    import getpass  # loads what reads passwords; here and below: lists do not need it
+    import getpass  # late, here and below: lists of runs do not need it
 
     try:
         return getpass.getuser()
@@ -101,7 +101,7 @@ class Services:
 
     @property
     def identity(self) -> MasterIdentity:
-        """Who this master is, for other masters of the same nodes."""
+        """Identity of this master, for other masters of the same nodes."""
         import platform
 
         return MasterIdentity(host=platform.node(), user=_read_user(), home=str(self.paths.home))
@@ -137,12 +137,12 @@ class Services:
             os.close(handle)
 
     def is_launching(self, run_id: str) -> bool:
-        """Return whether a living process is launching the run."""
+        """Return True if a living process is launching the run."""
         try:
             path = self.paths.run(run_id) / _LAUNCH_LOCK
         except UnsafeName:
-            return False  # nobody launches a run with such an id
-        # Taking the lock creates the file, and fails while the run has no folder here.
+            return False  # no run with such an id is ever launched
+        # Taking the lock would create the file, and fails if the run has no folder here.
         if not path.exists():
             return False
         handle = try_locked(path)
@@ -163,7 +163,7 @@ class Services:
             shutil.rmtree(folder, ignore_errors=True)
 
     def remove_link(self, run_id: str) -> None:
-        """Remove a link that lies in place of the run's folder, and nothing that it leads to.
+        """Remove a link in place of the run's folder, but not its target.
 
         Raises:
             UnsafeName: the id of the run leads elsewhere.

@@ -1,4 +1,4 @@
-"""Combine the stored run and its journals into the snapshot that window and command line show."""
+"""Combine a stored run and its journals into the snapshot that window and command line show."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from app.runs.journals.history import RunHistory
 from app.storage.runs import RunRecord, StoredProgress
 from app.text import show_share
 
-# In the order in which a run goes through them.
+# In the order in which a run passes them.
 _PHASES = (
     "loading", "imported", "tokenizing", "weights", "layers", "preparing", "reference", "tuning",
     "compiling", "warmup", "training", "adapting", "evaluating", "saving", "paused", "cooling",
     "tracing", "regrouping", "done",
 )  # fmt: skip
-# Until its first step is done, a run that trains has nothing else to show.
+# A training run shows its phase until its first step is done.
 _BEFORE_STEPS = _PHASES[: _PHASES.index("training") + 1]
-# What a phase is called where its own name would not say it.
+# Display names of phases whose own name is unclear.
 _NAMES = {
     "loading": "starting the trainer",
     "imported": "starting the trainer",
@@ -39,12 +39,12 @@ _NAMES = {
 def make_progress(history: RunHistory, attempt: int) -> StoredProgress:
     """Return the progress of a run according to its journals."""
     now = history.attempt(attempt)
-    # Until the newest attempt has finished a step, older ones have the newest loss; its step is
-    # the one it resumed from, not the later one that they had reached.
-    told = [history.attempts[number] for number in sorted(history.attempts)]
-    newest = next((a.newest for a in reversed(told) if a.newest is not None), None)
-    first = next((a.first for a in told if a.first is not None), None)
-    totals = [a.total_steps for a in told if a.total_steps is not None]
+    # Until the newest attempt has finished a step, older attempts have the newest loss; but its
+    # step is the one it resumed from, not the later one that they had reached.
+    attempts = [history.attempts[number] for number in sorted(history.attempts)]
+    newest = next((a.newest for a in reversed(attempts) if a.newest is not None), None)
+    first = next((a.first for a in attempts if a.first is not None), None)
+    totals = [a.total_steps for a in attempts if a.total_steps is not None]
     resumed = now.first_step if now.newest is None else None
     return StoredProgress(
         step=resumed if resumed is not None else newest.step if newest else None,
@@ -61,7 +61,7 @@ def make_snapshot(
     """Return the current snapshot of a run; without `history`, its live figures stay unknown."""
     attempt = history.attempt(run.attempt) if history else AttemptHistory()
     active = run.state in ACTIVE_STATES
-    # A run that has ended has no speed.
+    # An ended run has no speed.
     recent = tuple(attempt.recent) if active else ()
     last = recent[-1] if recent else None
     progress = make_progress(history, run.attempt) if history else run.progress
@@ -101,10 +101,8 @@ def make_snapshot(
 
 
 def _mfu(attempt: AttemptHistory, world_size: int) -> float | None:
-    """Return the FLOPs of all ranks over their peak; None while one rank is unknown.
-
-    The ranks' newest steps may differ by one for a moment, which changes next to nothing.
-    """
+    """Return the FLOPs of all ranks over their peak, or None if one rank is unknown."""
+    # The ranks' newest steps may briefly differ by one, which changes next to nothing.
     done = possible = 0.0
     living = [rank for number, rank in attempt.ranks.items() if number not in attempt.lost_ranks]
     for rank in living:
@@ -116,14 +114,12 @@ def _mfu(attempt: AttemptHistory, world_size: int) -> float | None:
 
 
 def _remaining_s(progress: StoredProgress, recent: Sequence[StepRecord]) -> float | None:
-    """Return the median step time times the number of steps left.
-
-    A median, because the first step and those that save a checkpoint take much longer.
-    """
+    """Return the median step time multiplied by the number of remaining steps, in seconds."""
+    # The median, because the first step and those that save a checkpoint take much longer.
     times = [record.step_s for record in recent if record.step_s is not None]
     if not times or progress.total_steps is None or progress.step is None:
         return None
-    import statistics  # on use: it loads decimal and fractions, which no list needs
+    import statistics  # late: it loads decimal and fractions
 
     return statistics.median(times) * max(0, progress.total_steps - progress.step)
 
@@ -131,7 +127,7 @@ def _remaining_s(progress: StoredProgress, recent: Sequence[StepRecord]) -> floa
 def _find_slowest(
     attempt: AttemptHistory, placements: Sequence[RankPlacement]
 ) -> PhaseProgress | None:
-    """Return the progress of the rank that is furthest behind: the others wait for it."""
+    """Return the progress of the slowest rank, for which the others wait."""
     order = {name: place for place, name in enumerate(_PHASES)}
     nodes = {place.rank: place.node for place in placements}
     living = {n: rank for n, rank in attempt.ranks.items() if n not in attempt.lost_ranks}

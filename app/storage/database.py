@@ -160,6 +160,7 @@ def _configure(connection: sqlite3.Connection) -> None:
 
 
 def _check_health(connection: sqlite3.Connection) -> None:
+    # (1): the first problem is enough to move the file aside.
     problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise sqlite3.DatabaseError(str(problem))

@@ -119,6 +119,7 @@ class RecoveryStore:
 
     def mark_recovered(self, run_id: str, attempt: int) -> bool:
         """Record that `attempt` trains; return True in the one process that recorded it."""
+        # Window and command both see the step, but only one changes the row and reports it.
         return self._change(
             "UPDATE recoveries SET state = 'recovered' "
             "WHERE run_id = ? AND resumed_attempt = ? AND state = 'resumed'",

@@ -207,7 +207,7 @@ class RunStore:
 
 
 def _row_of(run: RunRecord) -> tuple[Any, ...]:
-    return (
+    return (  # in the order of _COLUMNS
         run.run_id,
         run.name,
         run.state,

@@ -79,7 +79,7 @@ def test_killed_demo_is_cleaned_up_by_the_next_which_tells_the_whole_story(home:
     for title in Demo.TITLES:
         assert f"\n{title}: " in f"\n{output}", title
     assert "beta was lost at step" in output or "beta lost its part at step" in output
-    assert "beta was lost during the run, which went on by itself, and joined it again" in output
+    assert "beta was lost during the run, which continued by itself, and rejoined it" in output
     assert "  Rejoined: beta trains again; cost " in output
     assert "The loss fell from" in output
     assert f"Question:         {QUESTION}" in output

@@ -68,7 +68,7 @@ from app.hub.node_tokens import NodeToken
 from app.interruption import Interruption
 from app.library.recipes import Recipe, list_recipes
 from app.library.sent_files import SentFiles
-from app.nodes.discovery.candidate import Candidate
+from app.nodes.discovery.candidate import PcCandidate
 from app.nodes.key_copy import CopiedKey
 from app.nodes.node import SshAddress, parse_ssh_target
 from app.nodes.ssh_hosts import SshHost
@@ -438,7 +438,7 @@ class FakeNodes:
 
     async def discover(
         self, action: new_nodes.DiscoverPcs, report: Report
-    ) -> tuple[Candidate, ...]:
+    ) -> tuple[PcCandidate, ...]:
         await self._core.act("nodes.discover")
         return self._core.candidates
 
@@ -995,7 +995,7 @@ class FakeCore:
     """How each action is answered; a test may put its own answer here."""
     delay_s: float = 0.0
     distros: tuple[str, ...] = ()
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[PcCandidate, ...] = ()
     locked_hosts: set[str] = field(default_factory=set)
     """Hosts that let none of our keys in before one is copied with PASSWORD."""
     known_hosts: set[str] = field(default_factory=set)

@@ -168,7 +168,7 @@ HOME_FAULTS = (
     Fault(name="limit of addresses", inject=limit("-v 16777216"), check="limits", status="warn",
           says="16.0 GiB of addresses"),
     Fault(name="login script that asks", inject=write_rc("read -p 'Start tmux? ' answer"),
-          check="reach", status="fail", says="its login shell did not get to our command"),
+          check="reach", status="fail", says="its login shell did not start our command"),
     Fault(name="login without a shell", inject=change_shell("/usr/sbin/nologin"), check="reach",
           status="fail", says="not available"),
     Fault(name="Python 3.8", inject=age_python, check="reach", status="fail",

@@ -196,7 +196,7 @@ NETWORK_FAULTS = (
     Fault(name="link of 50 Mb/s", inject=shape("50mbit"), check="tcp", status="warn",
           says="much slower than Gigabit", peer="node2"),
     Fault(name="no way to another node", inject=route("unreachable {peer}"), check="route",
-          status="fail", says="no way from here to node2", also_fails=("tcp",)),
+          status="fail", says="no route from here to node2", also_fails=("tcp",)),
     Fault(name="VPN takes the traffic", inject=open_tunnel, check="route", status="warn",
           says="leave by tun0 (a VPN)", also_fails=("tcp",)),
     Fault(name="router between the nodes", inject=route("{peer} via {router}"), check="route",

@@ -70,7 +70,7 @@ class Photographer:
         self.bridge.crashed.connect(lambda text: print(text, file=sys.stderr))
         context = Context(self.bridge, LiveState(self.bridge), theme)
         self.cluster = context.cluster
-        self.window = MainWindow(context, WindowState(), demo.tell)
+        self.window = MainWindow(context, WindowState(), demo.run)
         self.window.painted.connect(self.bridge.start)
         self.bridge.opened.connect(lambda nodes, runs: self.window.run_demo())
         self.gaps: list[float] = []

@@ -20,7 +20,7 @@ from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
 from app.gui.repairs.repair_dialog import RepairDialog
 from app.gui.repairs.windows_script_dialog import WindowsScriptDialog
-from app.nodes.discovery.candidate import Candidate
+from app.nodes.discovery.candidate import PcCandidate
 from app.provisioning.check_row import CheckRow, make_row
 from app.provisioning.system_repairs import name_own_address, synchronise_clock
 from app.runs.journals.event_text import describe_line
@@ -555,7 +555,7 @@ def _found_pcs(stage: Stage) -> QWidget:
         ("attic", "192.168.1.77", "ssh-config", "", ""),
     )
     stage.core.candidates = tuple(
-        Candidate(
+        PcCandidate(
             target=name or host,
             host=host,
             port=22,

@@ -37,7 +37,7 @@ from app.gui.charts.plot import Plot
 from app.gui.kit.primitives import ElidedLabel
 from app.gui.kit.status import StatusPill
 from app.gui.logs.log_view import LogView
-from app.gui.new_run.memory_bar import MemoryBar
+from app.gui.new_run.plan_view import MemoryBar
 from app.gui.overview.card import DeviceCard
 
 CONTROLS = (

@@ -8,7 +8,7 @@ from PySide6.QtGui import QImage
 
 from app.gui.charts.line import COLORS, PATTERNS, choose_style
 from app.gui.kit.theme import RESOURCES, read_palette
-from app.gui.new_run.memory_bar import COLORS as MEMORY_COLORS
+from app.gui.new_run.plan_view import COLORS as MEMORY_COLORS
 from app.gui.tables.view import MARK_PX, SPLIT_COLORS
 from tests.gui.contrast import MEANING, TEXT, contrast, luminance, strongest
 

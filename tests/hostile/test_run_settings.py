@@ -108,7 +108,7 @@ WARNED = {
     "max_gradient_norm: 1e-9": "max_gradient_norm: 1e-09 scales",
     "adapter: {rank: 512}": "adapter.rank: Is 512, and the model's layers are 128 wide",
     "adapter: {alpha: 100000}": "adapter.alpha: Scales the adapter by",
-    "adapter: {dropout: 0.9}": "adapter.dropout: Leaves 10%",
+    "adapter: {dropout: 0.9}": "adapter.dropout: Keeps only 10%",
     "checkpoint: {every_minutes: null}": "checkpoint.every_minutes: Without periodic checkpoints",
     "data.format": "model: Has no chat template",
 }

@@ -97,7 +97,7 @@ class _ExportPhases(QuantizeWork):
         if self.targets is None:
             return self.shape.num_parameters
         layers = self.shape.tell_apart(self.targets).layers
-        chosen = [one for layer in layers for one in choose_targets(layer, self.targets)]
+        chosen = [linear for layer in layers for linear in choose_targets(layer, self.targets)]
         return sum(one.num_weights for one in chosen)
 
     def make_phases(self) -> tuple[PhaseForecast, ...]:

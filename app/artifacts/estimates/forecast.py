@@ -113,7 +113,9 @@ def forecast_artifact(
     if method == "nf4":
         size += _NF4_LAYER_BYTES * sum(len(layer.linears) * n for layer, n in shape.kinds)
     if method == "gptq":  # an index of the group for each input
-        size += sum(4 * one.num_inputs * n for layer, n in shape.kinds for one in layer.linears)
+        size += sum(
+            4 * linear.num_inputs * n for layer, n in shape.kinds for linear in layer.linears
+        )
         if shape.has_usual_experts:
             inputs = shape.num_experts * (2 * shape.hidden + shape.expert_ffn)
             size += 4 * inputs * sum(n for layer, n in shape.kinds if layer.num_experts_params)

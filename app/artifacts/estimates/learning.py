@@ -57,14 +57,14 @@ def find_factors(outcomes: Sequence[ExportOutcome], node: str, method: str) -> E
     >>> find_factors(past, "alpha", "awq").seconds.num_runs
     0
     """
-    own = [one for one in outcomes if one.node == node]
+    own = [outcome for outcome in outcomes if outcome.node == node]
     alike = [one for one in own if one.method == method]
     among = sorted(alike or own, key=lambda one: one.ended_s, reverse=True)[:NEWEST]
     words = f"of {method} on {node}" if alike else f"on {node}"
-    rams = [one.ram_ratio for one in among if one.ram_ratio is not None]
-    vrams = [one.vram_ratio for one in among if one.vram_ratio is not None]
+    rams = [outcome.ram_ratio for outcome in among if outcome.ram_ratio is not None]
+    vrams = [outcome.vram_ratio for outcome in among if outcome.vram_ratio is not None]
     return ExportFactors(
-        seconds=make_factor([one.seconds_ratio for one in among], SECONDS_LIMITS, words),
+        seconds=make_factor([outcome.seconds_ratio for outcome in among], SECONDS_LIMITS, words),
         ram=make_factor(rams, MEMORY_LIMITS, words),
         vram=make_factor(vrams, MEMORY_LIMITS, words),
     )

@@ -58,17 +58,17 @@ class PlacePlan:
     @property
     def seconds(self) -> float | None:
         """Total time of all phases, in seconds; None: not known."""
-        return sum(one.seconds for one in self.phases) if self.phases else None
+        return sum(phase.seconds for phase in self.phases) if self.phases else None
 
     @property
     def ram_bytes(self) -> int | None:
         """Maximum RAM over all phases, in bytes; None: not known."""
-        return max((one.ram_bytes for one in self.phases), default=None)
+        return max((phase.ram_bytes for phase in self.phases), default=None)
 
     @property
     def vram_bytes(self) -> int | None:
         """Maximum GPU memory over all phases, in bytes; None: no GPU is used, or not known."""
-        found = [one.vram_bytes for one in self.phases if one.vram_bytes is not None]
+        found = [phase.vram_bytes for phase in self.phases if phase.vram_bytes is not None]
         return max(found, default=None)
 
 
@@ -90,7 +90,7 @@ class ExportPlan:
     @property
     def best(self) -> PlacePlan | None:
         """Best node; None: no node can make it."""
-        return next((one for one in self.places if not one.problems), None)
+        return next((place for place in self.places if not place.problems), None)
 
 
 def plan_place(
@@ -110,7 +110,7 @@ def plan_place(
     if place.problem:
         return PlacePlan(node=place.node, problems=(place.problem,))
     is_unpacked = not place.bench.holds_result
-    phases = tuple(_correct(one, factors) for one in plain)
+    phases = tuple(_correct(phase, factors) for phase in plain)
     found = PlacePlan(
         node=place.node,
         phases=phases,
@@ -147,7 +147,7 @@ def describe_plan(plan: ExportPlan) -> list[str]:
     lines += [plan.left_wide] if plan.left_wide else []
     if best is not None:
         lines.append(describe_place(best))
-        lines += [f"  {_describe_phase(one)}" for one in best.phases]
+        lines += [f"  {_describe_phase(phase)}" for phase in best.phases]
     for one in plan.places:
         if one.problems:
             lines.append(f"not on {one.node}: it {show_list(one.problems)}")

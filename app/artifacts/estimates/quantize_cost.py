@@ -66,7 +66,9 @@ class QuantizeWork(Work):
         )
         held = 3 * self._layer_bytes() + 2 * int(moved)
         if self.engine == "autoawq":  # it packs on the CPU, and keeps its products
-            most_inputs = max(one.num_inputs for layer in shape.layers for one in layer.linears)
+            most_inputs = max(
+                linear.num_inputs for layer in shape.layers for linear in layer.linears
+            )
             at_once = max(at_once, rates.KEPT_OUTPUTS * rates.CLIP_TOKENS * most_inputs)
             vram = held + 2 * int(at_once)
             return self._on("quantize", seconds, self._pack_ram("autoawq") + kept, vram)
@@ -82,7 +84,7 @@ class QuantizeWork(Work):
     def _searched_bytes(self) -> int:
         """Return the RAM of gptqmodel's search for AWQ's scales on a CPU, in bytes."""
         tokens, shape = self.texts.block_tokens, self.shape
-        most = max(one.num_inputs for layer in shape.layers for one in layer.linears)
+        most = max(linear.num_inputs for layer in shape.layers for linear in layer.linears)
         # Inputs of all linear layers, and absolute values of the widest input.
         kept = rates.CPU_INPUT_BYTES * tokens * (6 * shape.hidden + shape.ffn + most)
         kept += min(rates.CPU_MEAN_BYTES, 4 * tokens * most)
@@ -99,7 +101,7 @@ class QuantizeWork(Work):
 
     def _quantize_gptq(self) -> PhaseForecast:
         shape, bench = self.shape, self.bench
-        linears = [(one, n) for layer, n in shape.kinds for one in layer.linears]
+        linears = [(linear, n) for layer, n in shape.kinds for linear in layer.linears]
         columns = sum(n * one.num_inputs for one, n in linears)
         tokens = self.texts.calibration_tokens
         flops = 2.0 * 3 * self._num_reached * tokens / (0.4 * bench.flops_per_s)
@@ -117,12 +119,12 @@ class QuantizeWork(Work):
     def _solved_bytes(self) -> int:
         """Return the bytes to round a layer's weights by GPTQ, without the layer itself."""
         # The Hessians of all experts of a layer are collected in one pass, hence together.
-        linears = [one for layer, _ in self.shape.kinds for one in layer.linears]
+        linears = [linear for layer, _ in self.shape.kinds for linear in layer.linears]
         widest = max(
-            4 * one.num_inputs**2
-            + rates.GPTQ_WEIGHT_BYTES * one.num_weights
-            + rates.GPTQ_INPUT_BYTES * one.num_inputs
-            for one in linears
+            4 * linear.num_inputs**2
+            + rates.GPTQ_WEIGHT_BYTES * linear.num_weights
+            + rates.GPTQ_INPUT_BYTES * linear.num_inputs
+            for linear in linears
         )
         expert_inputs = max(self.shape.hidden, self.shape.expert_ffn)
         return max(widest, 4 * self.shape.num_experts * expert_inputs**2)
@@ -152,8 +154,8 @@ class QuantizeWork(Work):
     @property
     def _most_reordered(self) -> int:
         """Number of weights of the largest matrix whose rows the GGUF converter may reorder."""
-        linears = [one for layer in self.shape.layers for one in layer.linears]
-        found = [one.num_weights for one in linears if one.name not in rates.NOT_REORDERED]
+        linears = [linear for layer in self.shape.layers for linear in layer.linears]
+        found = [linear.num_weights for linear in linears if linear.name not in rates.NOT_REORDERED]
         return max(found, default=0)
 
     def _convert_s(self) -> float:

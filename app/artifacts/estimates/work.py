@@ -127,7 +127,7 @@ class Work:
 
     @property
     def _widest(self) -> int:
-        return max(one.num_weights for layer in self.shape.layers for one in layer.linears)
+        return max(linear.num_weights for layer in self.shape.layers for linear in layer.linears)
 
     def _judge_s(self, tokens: float, *, on_gpu: bool) -> float:
         """Return the seconds to predict rows and to store or compare the predictions."""

@@ -170,7 +170,7 @@ async def forecast_export(services: Services, request: ExportRequest) -> ExportP
     names = services.pool.names() if node is None else (node,)
     there = await find_copies(services, run.run_id, names)
     plan = await plan_export(services, request, there)
-    places = tuple(one for one in plan.places if node in (None, one.node))
+    places = tuple(place for place in plan.places if node in (None, place.node))
     return replace(plan, places=places)
 
 

@@ -145,7 +145,7 @@ def _ratio(measured: float, forecast: float) -> float | None:
 
 
 def _peak(phases: Sequence[Mapping[str, Any]], name: str) -> int:
-    return max((int(one.get(name) or 0) for one in phases), default=0)
+    return max((int(phase.get(name) or 0) for phase in phases), default=0)
 
 
 def _find_left_wide(services: Services, model: str, to: str) -> str:

@@ -1,1 +1,1 @@
-"""What every command is made of: its parser, its output, its errors."""
+"""Parts of every command: parser, output, errors."""

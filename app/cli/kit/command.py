@@ -86,8 +86,8 @@ def add_verbs(parser: argparse.ArgumentParser) -> Commands:
 def add_shared_option(parser: argparse.ArgumentParser, *names: str, **options: Any) -> None:
     """Declare an option of a noun that its verbs declare too, so that it may stand on either side.
 
-    A default here would overwrite what was given before the verb's name, so there is none: the
-    attribute exists only if the option was given.
+    A default here would overwrite a value given before the verb's name. So the option has no
+    default, and the attribute exists only if it was given.
     """
     parser.add_argument(*names, default=argparse.SUPPRESS, **options)
 

@@ -1,10 +1,9 @@
-"""Turn every error into its words on stderr: for people, or with `--json` as one JSON line.
+"""Print every error on stderr: as text, or with `--json` as one JSON line.
 
 A JSON line has four texts: `what` is wrong, `where` (a file, node or run, else the command), what
 to do `next`, and a stable `code`, which programs compare with. All codes are in
-`docs/automation.md`. What is no error but would be said on stderr, such as a store that was
-restored, comes in the same form with the code `notice`, so that stderr never mixes JSON with other
-text.
+`docs/automation.md`. Notices, such as a restored store, have the same form with the code `notice`,
+so that stderr never mixes JSON with other text.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MOST_REPORTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One error as a person or a program reads it."""
+    """One error, as users and programs read it."""
 
     what: str
     where: str
@@ -49,7 +48,7 @@ def describe(error: BaseException, command: str, report: str = "") -> Failure:
     Args:
         error: what ended the command.
         command: its name, such as `rackless runs show`.
-        report: file with the trace of a fault of ours; empty: it is printed below.
+        report: file with the traceback of an internal error; empty: it is printed below.
     """
     if isinstance(error, UserError):
         hint = error.hint or f"See: {command} --help"
@@ -86,7 +85,7 @@ def print_json(failure: Failure, stream: TextIO | None = None) -> None:
 
 def print_words(failure: Failure) -> None:
     """Print for people on stderr."""
-    # Indented: what a node says must not pass for a line of ours.
+    # Indented, so that text from a node cannot pass for a line of Rackless.
     _say(f"rackless: {failure.what}".replace("\n", "\n    "))
     if failure.next:
         _say(f"  what to do: {failure.next}".replace("\n", "\n    "))
@@ -95,7 +94,7 @@ def print_words(failure: Failure) -> None:
 
 
 def print_notice(text: str, *, as_json: bool) -> None:
-    """Print what a person should know although the command goes on."""
+    """Print a notice for the user, after which the command continues."""
     if as_json:
         print_json(Failure(text, "rackless", "", NOTICE))
     else:
@@ -104,7 +103,7 @@ def print_notice(text: str, *, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def logging_json() -> Iterator[None]:
-    """Print warnings of ours and of libraries as JSON lines too; Python prints them as text."""
+    """Print warnings of Rackless and of libraries as JSON lines; Python prints them as text."""
     import logging  # --help does not need it
 
     class JsonLog(logging.Handler):
@@ -115,7 +114,7 @@ def logging_json() -> Iterator[None]:
             else:
                 print_json(describe(error, "rackless", write_report(error, "rackless")))
 
-    # What Python uses while nobody has configured a handler, which commands never do.
+    # Python's handler of last resort, in use because commands configure no other.
     before, logging.lastResort = logging.lastResort, JsonLog(logging.WARNING)
     logging.captureWarnings(True)
     try:

@@ -29,8 +29,8 @@ SHARE_EVERY_S = 5.0
 SILENCE_S = 30.0
 """Time without any line after which the next message is printed, in seconds."""
 MOST_ALIKE = 6
-"""Maximum number of phases with the same first word that are told when they begin: pip begins one
-with each package. After that only a line that breaks a silence begins another."""
+"""Maximum number of phases with the same first word whose beginning is printed: pip begins one for
+each package. Later ones are printed only to break a silence."""
 # Not the digits of a name, such as `pc-2` or `Q4_K_M`.
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w.-]*[A-Za-z_])")
 _SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%|(\d+(?:\.\d+)?) (?:of|/) (\d+(?:\.\d+)?)")
@@ -43,17 +43,15 @@ _VIRTUAL_TERMINAL = 0x0004
 
 
 def prepare_console() -> None:
-    """Make the standard streams fit for what is written to them; Windows needs it in two cases.
-
-    pythonw.exe, which runs `rackless watch` as a task, has no streams, so they lead nowhere. And a
-    console of Windows 10 shows escape sequences as characters until a program asks otherwise.
-    """
+    """Make the standard streams usable, which Windows needs in two cases."""
+    # pythonw.exe, which runs `rackless watch` as a task, has no streams.
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             # Open for as long as the program runs, as the stream that it stands for.
             mode = "r" if name == "stdin" else "w"
             nowhere = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
             setattr(sys, name, nowhere)
+    # A console of Windows 10 shows escape sequences as characters until a program asks otherwise.
     if sys.platform == "win32":
         _enable_escapes()
 
@@ -100,24 +98,25 @@ class Output:
 
     def text(self, text: str) -> None:
         """Print for people; nothing with --json."""
+        # Escaped: a name or message from a node must not control the terminal.
         if not self.as_json:
             self._print(show_foreign(text, keep="\n"))
 
     def raw(self, data: bytes) -> None:
         """Print a part of a log or an answer without a newline; nothing with --json.
 
-        On a terminal, what would act on it is shown as an escape, and a lone carriage return, with
-        which a progress bar writes over itself, begins a new line. A file or program gets the bytes
-        as they are.
+        A terminal gets control characters as escapes, a file or a program the unchanged bytes.
         """
         if self.as_json:
             return
         # What only looks like a stream, as in tests, has neither.
         is_terminal, binary = self._out.isatty(), getattr(self._out, "buffer", None)
         if binary is not None and not is_terminal:
+            # Text and bytes have buffers of their own: earlier text must come first.
             self._out.flush()
             self._put(lambda: (binary.write(data), binary.flush()))
             return
+        # A lone carriage return, with which a progress bar overwrites itself, begins a new line.
         text = data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
         self._write(show_foreign(text, keep="\n\t"))
 
@@ -156,7 +155,7 @@ class Output:
             self.text(text)
 
     def trouble(self, error: UserError, command: str) -> None:
-        """Print an error after which the command goes on, such as a question without an answer."""
+        """Print an error after which the command continues, such as an unanswered question."""
         self.note(f"{error} {error.hint}".strip())
         if self.as_json:
             print_json(describe(error, command), self._err)
@@ -203,9 +202,9 @@ class Output:
 class SparseLines:
     """Chooses the few lines of progress that a log or a pipe gets; one instance for one command.
 
-    A phase is told when it begins; after that a line must be a tenth further on, or follow half a
-    minute of silence. Messages without an explicit phase that differ in their numbers alone are of
-    one phase, such as `sending the model to alpha: 12 of 90 MB`.
+    The first line of a phase is printed, then one after each tenth of it or half a minute of
+    silence. Messages without an explicit phase that differ only in their numbers belong to one
+    phase, such as `sending the model to alpha: 12 of 90 MB`.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -274,7 +273,7 @@ def _read_share(text: str) -> float | None:
 
 
 def can_ask() -> bool:
-    """Return whether a person at a terminal can answer."""
+    """Return whether there is a terminal at which the user can answer."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -302,7 +301,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     >>> aligned([["NAME", "STATE"], ["alpha", "online"]])
     ['NAME   STATE', 'alpha  online']
     """
-    # A line break in a name of others would look like a row of ours.
+    # A line break in a foreign name would look like another row.
     rows = [[show_foreign(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 from app.cli.kit.output import Output, plain
+from app.core.action import CoreApi
+from app.core.runs import WatchRun
 from app.events import (
     Event,
     Listener,
@@ -18,9 +19,6 @@ from app.events import (
 )
 from app.presentation.start_text import describe_start
 from app.text import show_duration, show_loss, show_rate, show_share
-
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
 
 # Seconds between two updates of what a start says.
 _TICK_S = 1.0
@@ -82,8 +80,6 @@ class Watching:
 
     async def until_end(self, run_id: str) -> int:
         """Follow the run; return exit code 0 if it is done, 1 if it ended otherwise."""
-        from app.core.runs import WatchRun
-
         self.run_id = run_id
         ticking = asyncio.create_task(self._tick()) if self._out.is_terminal else None
         try:

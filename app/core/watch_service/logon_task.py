@@ -106,13 +106,14 @@ class LogonTask:
         text = task_xml(command, self.user)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "task.xml"
-            file.write_text(text, encoding="utf-16")
+            file.write_text(text, encoding="utf-16")  # as the XML declares
             create = ("schtasks", "/Create", "/TN", TASK_NAME, "/XML", str(file), "/F")
             self._require(*create)
         start = ("schtasks", "/Run", "/TN", TASK_NAME)
         try:
             self._require(*start)
         except UserError:
+            # `install` leaves nothing behind if it fails.
             self.run("schtasks", "/Delete", "/TN", TASK_NAME, "/F")
             raise
         commands = tuple(subprocess.list2cmdline(words) for words in (create, start))
@@ -152,6 +153,7 @@ class LogonTask:
 
     def _state(self) -> str:
         done = self.run("schtasks", "/Query", "/TN", TASK_NAME, "/V", "/FO", "CSV", "/NH")
+        # The result may be printed in hexadecimal or in decimal digits.
         is_running = _RUNNING in done.stdout or str(int(_RUNNING, 16)) in done.stdout
         return "running" if is_running else "installed"
 

@@ -1,7 +1,7 @@
-"""What all services of a user have in common: the command, the report, and how they are asked.
+"""Parts that the services of all operating systems share: the command, the report, running a tool.
 
-A service runs without a window and starts again after a fault. Each command that is run, and each
-file that is written, is in the report, so that a person can undo it by hand too.
+A service runs without a window and restarts after a fault. Its report lists each command that was
+run and each file that was written, so that the user can undo them by hand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WatchCommand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceReport:
-    """What was done, or what there is."""
+    """Result of a change of a service, or its current state."""
 
     state: str
     """`running`, `installed` (it does not run now) or `not installed`."""
@@ -46,7 +46,7 @@ class ServiceReport:
     home: str = ""
     """Home that the service watches; empty: not known."""
     advice: str = ""
-    """What a person may do in addition; empty: nothing."""
+    """Further steps for the user; empty: none."""
 
 
 class UserService(Protocol):
@@ -97,7 +97,7 @@ def run_command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def require_same_home(installed: str, wanted: str) -> None:
-    """Refuse to replace the service of another home, whose runs nobody would watch then.
+    """Refuse to replace the service of another home, whose runs would no longer be watched.
 
     Raises:
         UserError: the service watches another home.

@@ -23,7 +23,7 @@ def user_service() -> UserService:
     """Return the service manager of this operating system.
 
     Raises:
-        UserError: there is none that Rackless knows.
+        UserError: Rackless supports no service manager of this system.
     """
     if sys.platform == "win32":
         return LogonTask(run_command)

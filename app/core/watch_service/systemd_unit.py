@@ -88,6 +88,7 @@ class SystemdUnit:
         commands = (
             ("systemctl", "--user", "daemon-reload"),
             ("systemctl", "--user", "enable", UNIT_NAME),
+            # Not `start`, which would leave a running service with its old unit.
             ("systemctl", "--user", "restart", UNIT_NAME),
         )
         for words in commands:
@@ -139,9 +140,11 @@ class SystemdUnit:
 
     def _state(self) -> str:
         done = self.run("systemctl", "--user", "is-active", UNIT_NAME)
+        # `activating`: systemd waits to restart it after a fault.
         return "running" if done.stdout.strip() in ("active", "activating") else "installed"
 
     def _require_systemd(self) -> None:
+        # Fails without a user's bus, as after `su`, or in WSL without systemd.
         done = self.run("systemctl", "--user", "show-environment")
         if done.returncode:
             raise UserError(
@@ -188,5 +191,6 @@ def _home_in_unit(text: str) -> str:
     for line in text.splitlines():
         if line.startswith(begin) and line.endswith('"'):
             value = line[len(begin) : -1]
+            # The reverse of `_quoted`.
             return value.replace("%%", "%").replace('\\"', '"').replace("\\\\", "\\")
     return ""

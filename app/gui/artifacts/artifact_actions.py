@@ -76,7 +76,7 @@ class ArtifactActions:
         )
 
     def chat(self, artifact: ArtifactSnapshot) -> None:
-        """Open a chat with the artifact, beside its base model if its run is known."""
+        """Open a chat with the artifact, and with its base model if its run is known."""
         # Without its run the base model is unknown here, and the chat has the artifact alone.
         run = self._context.cluster.runs.get(artifact.origin.run_id if artifact.origin else "")
         open_chat(self._context, self._parent, run, Subject(what=artifact.label))

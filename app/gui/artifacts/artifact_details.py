@@ -186,7 +186,7 @@ class ArtifactDetails(QTabWidget):
 
     # The card comes from a file on this PC, so it arrives later than the rest.
     def show_card(self, text: str) -> None:
-        """Show the card (README.md) of a copy on this PC; empty: there is none."""
+        """Show the card (README.md) of a copy on this PC; empty: no card."""
         self.card.show_markdown(
             _without_front_matter(text) or "This PC has no card for this artifact."
         )

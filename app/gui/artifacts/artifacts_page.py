@@ -112,7 +112,7 @@ class ArtifactsPage(QWidget):
             "chat": (
                 "Chat",
                 "chat",
-                "Chat with the artifact beside the original model",
+                "Chat with the artifact and the original model, side by side",
                 self.artifact_actions.chat,
             ),
             "push": (

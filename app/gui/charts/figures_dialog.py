@@ -96,6 +96,7 @@ class FiguresDialog(QDialog):
         write: Write,
     ) -> None:
         super().__init__(parent)
+        # Its parent, the plot, lives on, and the rows are views of large arrays.
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(title)
         self.resize(560, 560)

@@ -45,7 +45,7 @@ class LayerStrip(QWidget):
         painter.setBrush(palette.color("sunken"))
         painter.drawRoundedRect(QRectF(self.rect()), 3, 3)
         color = palette.color("chart_utilisation")
-        # What is streamed is hatched, so that it does not depend on telling colours apart.
+        # Streamed layers are hatched, so that they do not depend on colour alone.
         cut = row.stop_layer - row.num_streamed
         self._fill(painter, row.first_layer, cut, QBrush(color))
         self._fill(painter, cut, row.stop_layer, _hatched(color))

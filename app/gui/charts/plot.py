@@ -62,7 +62,7 @@ class Plot(QWidget):
         self._theme, self.title, self._write = theme, title, write
         self._from_zero = False
         self.shows_marks = True
-        """Whether the attempts of the first line are marked."""
+        """True if the attempts of the first line are marked."""
         self.lines = [LineSeries(title, color)]
         self._view: Limits | None = None
         self._hover: float | None = None
@@ -228,6 +228,7 @@ class Plot(QWidget):
         menu.addAction("Copy values as text", self.copy_figures)
         menu.addSeparator()
         menu.addAction("Show all", lambda: self.show_range(None)).setEnabled(self._view is not None)
+        # A popup menu is not deleted by closing it.
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(event.globalPos())
 

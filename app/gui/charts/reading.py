@@ -57,10 +57,10 @@ def next_step(lines: Sequence[LineSeries], step: float, gap: float) -> float | N
     None at the end of all lines.
     """
     found = [
-        beside
+        step_there
         for line in lines
         for attempt in line.curves.attempts
-        if (beside := _neighbour(line.curves.series(attempt).x, step, gap)) is not None
+        if (step_there := _neighbour(line.curves.series(attempt).x, step, gap)) is not None
     ]
     if not found:
         return None

@@ -15,7 +15,7 @@ from app.conversation import Loaded, Subject, describe_answer
 from app.core.action import CoreApi
 from app.core.chats import AnswerPiece, AskModel, OpenChat, StopAnswer, UnloadModel
 from app.errors import RacklessError, UserError, describe_error
-from app.flows.chat import ChatSettings, Choice, make_turn, on_node
+from app.flows.chat import ChatSettings, ModelChoice, make_turn, on_node
 from app.gui.chat.transcript import Transcript
 from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import ElidedLabel, IconButton
@@ -41,7 +41,9 @@ class ChatColumn(QWidget):
     """An answer has started or ended."""
     removed = Signal(object)
 
-    def __init__(self, context: Context, choices: Sequence[Choice], chosen: Choice) -> None:
+    def __init__(
+        self, context: Context, choices: Sequence[ModelChoice], chosen: ModelChoice
+    ) -> None:
         super().__init__()
         self._context, self._choices = context, choices
         self._loaded: Loaded | None = None
@@ -78,7 +80,7 @@ class ChatColumn(QWidget):
             return self.who.currentText()
         return f"{self._loaded.title}, on {self._loaded.node}"
 
-    def show_choices(self, choices: Sequence[Choice], chosen: Choice) -> None:
+    def show_choices(self, choices: Sequence[ModelChoice], chosen: ModelChoice) -> None:
         """Offer `choices` and select one."""
         self._choices = choices
         self.who.clear()

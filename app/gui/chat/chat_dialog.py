@@ -24,7 +24,7 @@ from app.errors import RacklessError, UserError
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.flows.chat import (
     MOST_COLUMNS,
-    Choice,
+    ModelChoice,
     choose_columns,
     name_artifact,
     offer,
@@ -65,7 +65,7 @@ class ChatDialog(QDialog):
         super().__init__(parent)
         self._context, self._run, self._wanted = context, run, wanted
         self._project: Project | None = None
-        self._choices: tuple[Choice, ...] = offer(run, (), ())
+        self._choices: tuple[ModelChoice, ...] = offer(run, (), ())
         self._is_looking = True
         # Test prompts being answered, to be saved afterwards; empty: none.
         self._asked: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class ChatDialog(QDialog):
         self._row.setSpacing(16)
         self._make_inputs()
         self._lay_out()
-        self._op = context.bridge.run(self._look, self._show_found, self._show_nothing_found)
+        self._op = context.bridge.run(self._find, self._show_found, self._show_nothing_found)
         self.finished.connect(lambda result: self._leave())
         self._review()
         self.prompt.setFocus()
@@ -100,7 +100,7 @@ class ChatDialog(QDialog):
                 prompts, self.how.settings(), alone=True, done=partial(self._collect, column)
             )
 
-    def add_column(self, choice: Choice | None = None) -> None:
+    def add_column(self, choice: ModelChoice | None = None) -> None:
         """Add a column with another model."""
         taken = [column.who.currentText() for column in self.columns]
         left = [one for one in self._choices if one.label not in taken] or list(self._choices)
@@ -121,6 +121,7 @@ class ChatDialog(QDialog):
         self.prompt.setFixedHeight(PROMPT_HEIGHT_PX)
         self.prompt.setTabChangesFocus(True)
         self.prompt.textChanged.connect(self._review)
+        # For Ctrl+Enter, which sends the question.
         self.prompt.installEventFilter(self)
         self.send = Button(theme, "Send", self.ask, icon="chat", role="primary")
         self.stop = Button(theme, "Stop", self._stop, icon="stop")
@@ -128,7 +129,7 @@ class ChatDialog(QDialog):
             theme, "New conversation", self._forget, tip="Clear the conversation in every column"
         )
         self.add = Button(
-            theme, "Add model", self.add_column, icon="add", tip="Add another model beside these"
+            theme, "Add model", self.add_column, icon="add", tip="Add another model to compare"
         )
         self.how = AnswerSettings()
         self.prompts = PromptPane(self._context)
@@ -175,7 +176,7 @@ class ChatDialog(QDialog):
 
     # ------------------------------------------------------------ data
 
-    async def _look(self, core: CoreApi, report: Report) -> Found:
+    async def _find(self, core: CoreApi, report: Report) -> Found:
         """Find the run's checkpoints, artifacts and project."""
         steps: tuple[CheckpointSnapshot, ...] = ()
         made: tuple[ArtifactSnapshot, ...] = ()

@@ -65,7 +65,7 @@ class PromptPane(QWidget):
         column.addLayout(row)
         self.text.textChanged.connect(self._edit)
         self.show_past(())
-        # Nobody listens to `edited` yet, so the empty editor does not overwrite saved prompts.
+        # `edited` has no receiver yet, so the empty editor does not overwrite saved prompts.
         self._edit()
 
     def prompts(self) -> tuple[str, ...]:

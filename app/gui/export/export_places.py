@@ -156,7 +156,7 @@ class PlacesPage(QWidget):
         while (item := self._rows.takeAt(0)) is not None:
             widget = item.widget()
             if widget is not None:
-                # Deletion is deferred, and until then old rows would show beside new ones.
+                # Deletion is deferred, and until then old rows would show among the new ones.
                 widget.hide()
                 widget.deleteLater()
         self.nodes = {}

@@ -67,17 +67,17 @@ class ProgressRow(QWidget):
         head.addWidget(self.state)
         column.addLayout(head)
         column.addWidget(self.bar)
-        told = QHBoxLayout()
-        told.addWidget(self.phase, 1)
-        told.addWidget(self._time, 0, Qt.AlignmentFlag.AlignRight)
-        column.addLayout(told)
+        status = QHBoxLayout()
+        status.addWidget(self.phase, 1)
+        status.addWidget(self._time, 0, Qt.AlignmentFlag.AlignRight)
+        column.addLayout(status)
         column.addWidget(self.result)
         column.addWidget(self._buttons_row)
 
     def show_row(self, row: ExportProgress) -> None:
         """Show the progress of the job."""
         is_now = row.state == "now"
-        # A full bar beside a verdict would say the same twice.
+        # A full bar next to a verdict would say the same twice.
         self.bar.setVisible(is_now)
         self.bar.setValue(row.phase)
         self.phase.setVisible(is_now)

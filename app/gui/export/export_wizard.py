@@ -177,7 +177,7 @@ class ExportWizard(QDialog):
         self.back = Button(theme, "Back", lambda: self._move(-1))
         self.forward = Button(theme, "Next", lambda: self._move(1), role="primary")
         self.cancel = Button(theme, "Cancel export", self._cancel, icon="stop")
-        self.again = Button(theme, "Another export", self._begin_anew)
+        self.again = Button(theme, "Another export", self._restart)
         self.forward.setDefault(True)
         self.close_ = Button(theme, "Close", self.accept)
         buttons = QHBoxLayout()
@@ -254,7 +254,7 @@ class ExportWizard(QDialog):
         if self.batch is not None:
             self.batch.cancel()
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         """Return to the formats and keep the answers."""
         self._tick.stop()
         # Otherwise the wizard would show the finished batch when it is opened again.
@@ -303,7 +303,7 @@ class ExportWizard(QDialog):
             # Checkpoints have not arrived yet: keep the step of the restored draft.
             if not self.model.rows():
                 answers = replace(answers, checkpoint=self._wanted_step)
-            # The draft lives beside the window, so reopening the wizard continues here.
+            # The draft outlives the wizard, so reopening it continues here.
             self._context.exports.drafts[self._run.run_id] = Draft(answers, self.step)
 
 

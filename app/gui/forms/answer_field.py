@@ -38,12 +38,12 @@ class AnswerField(QWidget):
         self.key = key
         self._is_tick, self._is_nodes = key.kind == "tick", key.about.names == "node"
         self.is_wide = key.about.is_wide or self._is_tick or bool(key.about.names)
-        """Whether it takes a whole line of the form."""
+        """True if it takes a whole line of the form."""
         self.was_touched = False
         self._theme = theme
         self._boxes: dict[str, QCheckBox] = {}
         self._known: set[str] = set()
-        # Online, or not asked yet: the others cannot take part.
+        # Nodes online or not contacted yet; the others cannot take part.
         self._usable: set[str] = set()
         self._rows: dict[str, QWidget] = {}
         # What the form was last filled with; ticks follow it until the user changes one.
@@ -123,7 +123,7 @@ class AnswerField(QWidget):
             if name not in self._boxes:  # from another PC: shown, to be unticked
                 self._add_box(name, f"{name} (not among your nodes)")
         for name, box in self._boxes.items():
-            # Not a touch: it is the form that fills them in.
+            # No edit by the user: the form fills them in.
             box.blockSignals(True)
             # An offline node cannot take part, so `all` ticks the others.
             box.setChecked(name in self._usable if text == ALL_NODES else name in names)
@@ -168,7 +168,7 @@ class AnswerField(QWidget):
             return check
         line = QLineEdit()
         line.setPlaceholderText(self.key.about.placeholder)
-        # Not textChanged: an answer that the form fills in is not one that a person typed.
+        # Not textChanged, which also fires for answers that the form fills in.
         line.textEdited.connect(lambda text: self._touch())
         return line
 

@@ -12,7 +12,7 @@ from app.gui.kit.primitives import make_label
 
 
 class FormSection(QWidget):
-    """Hides itself when none of its questions is asked."""
+    """Hides itself when no question of its own is asked."""
 
     def __init__(self, title: str, fields: Sequence[AnswerField]) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ CONTROL_PX = 220
 
 class SettingRow(QWidget):
     chosen = Signal(object)
-    """The value that a person chose."""
+    """The value that the user chose."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class SettingRow(QWidget):
 
     def show_value(self, value: Value) -> None:
         """Set the control without emitting `chosen`."""
-        # Setting a value programmatically emits the same signals as a person's choice.
+        # Setting a value programmatically emits the same signals as a choice of the user.
         self.control.blockSignals(True)
         if isinstance(self.control, QComboBox):
             self.control.setCurrentIndex(self.control.findData(value))

@@ -76,7 +76,7 @@ TEXTS: dict[str, ActionText] = {
     ),
     "save_report": ActionText(
         text="Save a report\u2026",
-        tip="Collect what a helper needs to know into one file, without passwords and keys",
+        tip="Collect what support needs to know into one file, without passwords and keys",
         icon="save",
     ),
     "refresh": ActionText(

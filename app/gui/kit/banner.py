@@ -1,7 +1,7 @@
 """A message above a page: the event, its place, the next step, and a button that takes it.
 
-A message about a state goes with that state: who shows one also says how long it holds, by
-`Banner.lasts_while`. What happened once, such as a saved file, stays until it is dismissed.
+A message about a state disappears with that state: code that shows one also says how long it holds,
+by `Banner.lasts_while`. A message about an event, such as a saved file, stays until dismissed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Banner(QFrame):
             message: what happened.
             hint: what to do next.
             action: label of a button and its handler.
-            topic: section of the troubleshooting page; empty: there is none.
+            topic: section of the troubleshooting page; empty: no section.
         """
         self._topic = topic
         self._more.setVisible(bool(topic))
@@ -124,7 +124,7 @@ class Banner(QFrame):
             self.hide()
 
     def show_notice(self, notice: tuple[Tone, str, str] | None) -> None:
-        """Show (tone, message, hint); None: there is nothing to say any more."""
+        """Show (tone, message, hint); None hides the banner."""
         if notice is None:
             self.hide()
         else:

@@ -57,7 +57,7 @@ def confirm(
     is_dangerous: bool = False,
     refusal: str = "Cancel",
 ) -> bool:
-    """Block until the person answers; return whether they chose `action`, a button's label."""
+    """Block until the user answers; return whether they chose `action`, a button's label."""
     question = ConfirmDialog(
         parent, theme, title, text, action, is_dangerous=is_dangerous, refusal=refusal
     )

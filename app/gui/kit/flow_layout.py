@@ -1,4 +1,4 @@
-"""A row that wraps onto more lines when space is tight, so that none of its widgets is cut."""
+"""A row that wraps onto more lines when space is tight, so that no widget is cut."""
 
 from __future__ import annotations
 

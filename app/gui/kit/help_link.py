@@ -21,7 +21,7 @@ class HelpLinks(QObject):
     def __init__(self, show: Callable[[str], object], parent: QObject) -> None:
         super().__init__(parent)
         self._show = show
-        # PySide takes a str here, whatever its stubs say.
+        # PySide takes a str here, contrary to its stubs.
         QDesktopServices.setUrlHandler(SCHEME, self, "open_link")  # type: ignore[arg-type]
 
     @Slot(QUrl)

@@ -1,8 +1,8 @@
-"""Inputs that only a person's own hand changes: the wheel scrolls the page below the pointer.
+"""Inputs that ignore the mouse wheel, which scrolls the page below the pointer instead.
 
-Qt gives combo boxes, number boxes and text boxes the focus when the wheel turns over them. So
-somebody who scrolls a form and then types would change whatever lay under the pointer. These take
-the focus by click and Tab alone; choices and numbers leave the wheel to the page.
+Qt gives combo boxes, number boxes and text boxes the focus when the wheel turns over them. A user
+who scrolls a form and then types would change the box under the pointer. These boxes take the
+focus by click and Tab only; choices and numbers leave the wheel to the page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ChoiceBox(QComboBox):
         super().__init__()
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-        # The text may be elided.
+        # The box may elide its text; the tooltip has all of it.
         self.currentTextChanged.connect(lambda text: self.setToolTip(make_tooltip(text)))
 
     def wheelEvent(self, event: QWheelEvent) -> None:

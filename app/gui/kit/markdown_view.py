@@ -1,7 +1,7 @@
 """A Markdown viewer with spacing between headings, paragraphs, lists and tables.
 
-Its texts may be of strangers, so HTML in them is shown as it is written, an image is its
-description, and only links to web pages remain links.
+The text is untrusted: HTML in it is shown literally, an image is replaced by its description, and
+only links to web pages remain links.
 """
 
 from __future__ import annotations

@@ -75,6 +75,7 @@ class WrappedLabel(QLabel):
             super().contextMenuEvent(event)
             return
         menu = QMenu(self)
+        # A popup menu is not deleted by closing it.
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction("Copy", self._copy).setEnabled(self.hasSelectedText())
         # The selection counts the break characters that are shown, not those of `text`.
@@ -112,7 +113,7 @@ class WrappedLabel(QLabel):
 
 
 class PlainLabel(QLabel):
-    """A label that shows text of others as it is: no HTML, and what is invisible as an escape."""
+    """A label for foreign text: shows HTML literally, and invisible characters as escapes."""
 
     def __init__(self, text: str = "") -> None:
         super().__init__()
@@ -126,7 +127,7 @@ class PlainLabel(QLabel):
 def make_label(text: str = "", role: str = "", *, wraps: bool = False) -> QLabel:
     """Return a plain-text label; `role` is a name in window.qss such as `title` or `caption`."""
     label = WrappedLabel(text) if wraps else PlainLabel(text)
-    # Names and messages of others may look like HTML; Qt would guess.
+    # Foreign names and messages may look like HTML, which Qt would render.
     label.setTextFormat(Qt.TextFormat.PlainText)
     label.setObjectName(role)
     label.setWordWrap(wraps)
@@ -271,7 +272,7 @@ class IconButton(QToolButton):
         super().__init__()
         self.setToolTip(name)
         self.setAccessibleName(name)
-        # A click leaves the focus where the person is typing.
+        # A click leaves the focus where the user is typing.
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setIconSize(QSize(16, 16))
         self.clicked.connect(lambda: pressed())
@@ -315,6 +316,7 @@ def copy_to_clipboard(text: str) -> None:
 def set_page_margins(layout: QVBoxLayout | QHBoxLayout, widget: QWidget) -> None:
     """Style `widget` as a page, and set its margins and spacing."""
     widget.setObjectName("page")
+    # Without it, a plain QWidget ignores the background of the style sheet.
     widget.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
     layout.setContentsMargins(24, 20, 24, 20)
     layout.setSpacing(16)

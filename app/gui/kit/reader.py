@@ -1,7 +1,7 @@
-"""A text browser for texts of strangers: it loads nothing, and opens only web pages, outside.
+"""A browser for untrusted text: it loads no resources, and opens only web pages, outside.
 
 Qt would read every image and style sheet that a text names: a device fills all memory, a pipe never
-ends, and a path of the network sends this user's name and password hash to whoever wrote the text.
+ends, and a network path sends this user's name and password hash to the author of the text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Reader(QTextBrowser):
         self.highlighted.connect(lambda url: self.setToolTip(_describe(url)))
 
     def loadResource(self, type: int, name: QUrl | str) -> Any:
-        """Return an empty resource, whatever is asked for."""
+        """Return an empty resource for every name."""
         # Not None for an image: Qt's painter would then open the name as a file by itself.
         if type == QTextDocument.ResourceType.ImageResource.value:
             return _nothing()

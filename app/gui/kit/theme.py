@@ -132,6 +132,7 @@ class Theme(QObject):
     def choose(self, scheme: Qt.ColorScheme) -> None:
         """Use light or dark, or the system's scheme for `Unknown`."""
         QGuiApplication.styleHints().setColorScheme(scheme)
+        # Called here as well, since Qt signals only a scheme that differs from the present one.
         self._follow(
             scheme
             if scheme != Qt.ColorScheme.Unknown

@@ -36,7 +36,7 @@ class Block:
 
     @property
     def is_open(self) -> bool:
-        """Whether the last line has no newline yet, and may grow."""
+        """True if the last line has no newline yet, and may grow."""
         return not self.data.endswith(b"\n")
 
     def line(self, index: int) -> bytes:
@@ -130,7 +130,7 @@ class LogDocument:
             yield None
 
     def _trim(self) -> None:
-        # The last block always stays, at any size: a person may be watching it.
+        # The last block always stays, at any size: the user may be reading it.
         while self.size_bytes > self._max_bytes and len(self._blocks) > 1:
             gone = self._blocks.pop(0)
             self._firsts.pop(0)

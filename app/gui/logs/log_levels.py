@@ -37,7 +37,7 @@ class ShownLines:
         self._found: dict[int, tuple[Block, Numbers]] = {}
         """Matching lines of each block, counted from its first, by `id` of the block.
 
-        The block itself is kept beside them, so that its id is not reused for another.
+        The block itself is kept with them, so that its id is not reused for another.
         """
 
     @property

@@ -20,7 +20,7 @@ class Marks:
     """Highlights among the lines."""
 
     is_marked: Callable[[int], bool]
-    """Whether a line number is selected."""
+    """Returns whether a line number is selected."""
     words: str
     """Text searched for; empty for none."""
     found_line: int | None
@@ -40,7 +40,7 @@ class LinePainter:
         """Length of the longest line painted so far, for the horizontal scroll bar."""
 
     def paint_nothing(self, painter: QPainter, area: QRect, words: str) -> None:
-        """Paint `words` in place of lines; they say that the log is empty or filtered."""
+        """Paint `words` in place of lines; they explain that the log is empty or filtered."""
         painter.fillRect(area, self._theme.palette.color("surface"))
         painter.setPen(self._theme.palette.color("muted"))
         painter.setFont(self._theme.font(13))
@@ -56,7 +56,7 @@ class LinePainter:
         *,
         skipped_chars: int,
     ) -> int:
-        """Paint lines from the top of `area` down; return how many characters fit beside the
+        """Paint lines from the top of `area` down; return how many characters fit after the
         numbers.
 
         Args:

@@ -1,7 +1,7 @@
 """A log viewer that paints only the lines in view, so that length costs nothing.
 
-It follows the end until a person scrolls up, and again once they scroll back down. New lines never
-move the lines that a person is reading. The mouse selects whole lines; Ctrl+C copies them.
+It follows the end until the user scrolls up, and again once they scroll back down. New lines never
+move the lines that the user is reading. The mouse selects whole lines; Ctrl+C copies them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class LogView(QAbstractScrollArea):
         before, top = self.document.first_line, self.shown.number(self.verticalScrollBar().value())
         change()
         self.shown.refresh()
-        # Dropped lines shift all rows: keep the line on top that a person is reading.
+        # Dropped lines shift all rows: keep the line on top that the user is reading.
         if self.document.first_line != before and not self.is_following:
             self._move_to(self.shown.row_of(top) or 0)
         self._grow()
@@ -114,7 +114,7 @@ class LogView(QAbstractScrollArea):
     def _grow(self) -> None:
         bar = self.verticalScrollBar()
         visible = self.visible_lines()
-        # Our own changes of the scroll bar must not count as a person's scrolling.
+        # Changes of the scroll bar by code must not count as the user's scrolling.
         self._is_moving = True
         bar.setPageStep(visible)
         bar.setRange(0, max(len(self.shown) - visible, 0))

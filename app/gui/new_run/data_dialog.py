@@ -19,8 +19,8 @@ from app.gui.session.context import Context
 class DataDialog(QDialog):
     """Shows a data preview; reading the first rows starts at once and takes seconds.
 
-    `planned` has the answers that data alone does not need: with them it also shows what the run
-    leaves as it is. None: some of them are not valid yet.
+    `planned` is the spec of the whole form, with which it also shows the caveats of the run. None:
+    some answers are not valid yet.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Data preview of a run: statistics, and three rows with the learned tokens marked.
 
-Before a start also what the run leaves as it is.
+Before a start it also shows the caveats of the run, such as parts that are not trained.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def data_html(found: DataPreview, palette: ThemeColors, caveats: Caveats | None 
                 f'<p style="color:{palette.muted}">{title}</p>'
                 f'<p style="white-space:pre-wrap">{"".join(parts)}</p>'
             )
-    # Colour alone would not reach everybody: learned text is bold as well.
+    # Not by colour alone, for colour-blind users: learned text is bold as well.
     legend = f"<p>{learned}Marked text</span> is learned; the rest is context.</p>"
     return f"<table>{facts}</table>{_caveats_html(caveats)}{legend}{''.join(rows)}"
 
@@ -72,7 +72,7 @@ class DataView(Reader):
             self._draw()
 
     def show_caveats(self, caveats: Caveats) -> None:
-        """Show what the run leaves as it is, below the figures of the data."""
+        """Show the caveats of the run below the figures of the data."""
         if caveats != self._caveats:
             self._caveats = caveats
             self._draw()

@@ -1,7 +1,7 @@
 """Request a plan at every change of a form, and show the answer to the newest request only.
 
-While somebody types, only what is known here counts, so that an answer takes milliseconds. Once the
-hands rest, nodes and the hub may be asked for what is missing, which takes as long as they do.
+While the user types, a plan uses only facts known here, which takes milliseconds. After a pause,
+missing facts are queried from nodes and the hub, which takes as long as they need.
 """
 
 from __future__ import annotations

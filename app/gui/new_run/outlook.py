@@ -61,6 +61,7 @@ class Outlook(QFrame):
         scroll = QScrollArea()
         scroll.setWidget(body)
         scroll.setWidgetResizable(True)
+        # Tab goes to the buttons inside, not to the scroll area.
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         return scroll

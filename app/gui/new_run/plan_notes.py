@@ -1,4 +1,4 @@
-"""Lines beside a plan: advice with a button that applies it, and notes below a title."""
+"""Lines of a plan: advice with a button that applies it, and notes below a title."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""Plan of a run beside its form: whether it fits, where, how fast, and the alternatives."""
+"""Plan of a run next to its form: whether it fits, where, how fast, and the alternatives."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from agents.contract.data import DataFinding
 from app.gui.charts.layer_strip import LayerStrip
 from app.gui.kit.collapsible import CollapsibleSection
-from app.gui.kit.primitives import make_label
+from app.gui.kit.primitives import make_label, make_tooltip
 from app.gui.kit.theme import Theme
-from app.gui.new_run.memory_bar import COLORS, MemoryBar, Swatch
 from app.gui.new_run.plan_notes import AdviceLines, Notes
 from app.planning.candidate import Advice, GpuPlan, Plan
 from app.presentation.data_text import describe_first_rows
@@ -35,7 +35,81 @@ from app.presentation.plan_text import (
     group_memory,
 )
 from app.presentation.stage_text import StageRow, list_planned_stages
-from app.text import capitalize, count_of, short_card, show_rate, show_share
+from app.text import capitalize, count_of, short_card, show_bytes, show_rate, show_share
+
+HEIGHT_PX = 12
+COLORS = ("chart_utilisation", "chart_memory", "chart_tokens", "chart_temperature", "chart_muted")
+"""Colours of the memory groups, in their order."""
+
+
+class MemoryBar(QWidget):
+    """Stacked bar of memory groups."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self._parts: tuple[tuple[str, int], ...] = ()
+        self._room_bytes = 0
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        theme.changed.connect(self.update)
+
+    def sizeHint(self) -> QSize:
+        return QSize(120, HEIGHT_PX)
+
+    def show_parts(self, parts: Sequence[tuple[str, int]], room_bytes: int) -> None:
+        """Show groups of bytes against the available memory; any excess is painted in the error
+        colour.
+
+        Args:
+            parts: name and size in bytes of each group; at most one per colour.
+            room_bytes: available memory, in bytes.
+        """
+        self._parts, self._room_bytes = tuple(parts), room_bytes
+        words = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)
+        self.setToolTip(make_tooltip(words))
+        # A painted bar says nothing to a screen reader.
+        self.setAccessibleName(f"{words}; available {show_bytes(room_bytes)}")
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        used = sum(size for _, size in self._parts)
+        # Scale to what is larger, so that an overflow shows as red beyond the end of the memory.
+        whole = max(used, self._room_bytes, 1)
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        palette = self._theme.palette
+        area = QRectF(self.rect())
+        painter.setBrush(palette.color("sunken"))
+        painter.drawRoundedRect(area, 3, 3)
+        left = 0.0
+        for (_, size), color in zip(self._parts, COLORS, strict=False):
+            width = area.width() * size / whole
+            # a gap separates neighbours for people who cannot tell their colours apart
+            seen = width - 1 if width > 3 else width
+            painter.fillRect(QRectF(left, 0, seen, area.height()), palette.color(color))
+            left += width
+        if used > self._room_bytes:
+            edge = area.width() * self._room_bytes / whole
+            beyond = QRectF(edge, 0, area.width() - edge, area.height())
+            painter.fillRect(beyond, palette.color("error"))
+        painter.end()
+
+
+class Swatch(QWidget):
+    """Small square in the colour of a group, for the legend."""
+
+    def __init__(self, theme: Theme, color: str) -> None:
+        super().__init__()
+        self._theme, self._color = theme, color
+        self.setFixedSize(8, 8)
+        theme.changed.connect(self.update)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self._theme.palette.color(self._color))
+        painter.end()
+
 
 MAX_ALTERNATIVES = 8
 _LEGEND_COLUMNS = 3

@@ -41,7 +41,7 @@ TABLE_WIDTH_PX, LIST_WIDTH_PX = 680, 860
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeRequest:
+class NodeToAdd:
     """Node to add, with what the user has confirmed so far."""
 
     name: str
@@ -54,11 +54,11 @@ class NodeRequest:
     agreed: tuple[str, ...]
     """Commands of ~/.ssh/config that may run."""
     password: str = field(default="", repr=False)
-    """Password with which our key is copied first; empty: no key is copied."""
+    """Password to install this PC's key with, first; empty: no key is installed."""
 
 
 async def add_node(
-    core: CoreApi, request: NodeRequest, report: Callable[[CopiedKey], None]
+    core: CoreApi, request: NodeToAdd, report: Callable[[CopiedKey], None]
 ) -> NodeSnapshot:
     """Add a node; over SSH at the address that ~/.ssh/config gives it.
 
@@ -75,7 +75,7 @@ async def add_node(
                 CopyKey(address=address, password=request.password, accept_host_key=fingerprint)
             )
             report(copied)
-            # The fingerprint is stored by now, and says nothing about the next host on the way.
+            # The fingerprint is stored by now; the next host on the way has its own.
             address, fingerprint = copied.address, None
     return await core.do(AddNode(name=request.name, address=address, accept_host_key=fingerprint))
 
@@ -102,7 +102,7 @@ class AddNodeDialog(QDialog):
         self.password = QLineEdit()
         self.password.setEchoMode(QLineEdit.EchoMode.Password)
         self.password.setAccessibleName("Password")
-        self.password.setPlaceholderText("Password on that PC; it is used once and kept nowhere")
+        self.password.setPlaceholderText("Password on that PC; used once and not stored")
         self._cancel = Button(context.theme, "Cancel", self.reject)
         self.found = NodeFound(context)
         self._asking = QWidget()
@@ -138,14 +138,14 @@ class AddNodeDialog(QDialog):
         context.bridge.do(ListDistros(), self._show_distros, lambda error: None)
         self.finished.connect(lambda code: self._op.cancel() if self._op else None)
         self._ask_again()
-        self.form.target.setFocus()  # most people come to type one
+        self.form.target.setFocus()  # most users type an address
 
     def choose_this_pc(self) -> None:
         self.form.choose_this_pc()
 
     def _show_distros(self, names: tuple[str, ...]) -> None:
         self.form.show_distros(names)
-        # The answer may come while a PC is being added, or its fingerprint compared.
+        # The answer may arrive while a PC is being added, or its fingerprint compared.
         if self._op is None:
             self._ask_again()
 
@@ -221,7 +221,7 @@ class AddNodeDialog(QDialog):
         self._ask_again()
 
     def _ask_again(self) -> None:
-        # What was confirmed belongs to one address, so any edit drops it.
+        # A confirmation holds for one address, so any edit drops it.
         self._fingerprint = ""
         self._agreed.clear()
         self._offer(self.add)
@@ -239,7 +239,7 @@ class AddNodeDialog(QDialog):
             f"Connecting to {result.name}",
             "Logging in and sending the agent (0.1 MB).",
         )
-        request = NodeRequest(
+        request = NodeToAdd(
             name=result.name,
             address=result.address,
             target=self.form.target.text(),

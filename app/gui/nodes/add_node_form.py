@@ -66,7 +66,7 @@ class AddNodeForm(QWidget):
         for choice in (self.this_pc, self.in_wsl):
             choice.toggled.connect(lambda checked: self._change())
         self.distro.activated.connect(lambda place: self._change())
-        # Until the answer arrives, and if it is an error, this PC counts as one without WSL.
+        # Until the answer arrives, and after an error, this PC counts as one without WSL.
         self.show_distros(())
 
     def choose_this_pc(self) -> None:

@@ -12,14 +12,14 @@ from app.gui.kit.primitives import Button, make_label
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import Column, RowsModel
 from app.gui.tables.view import TableView
-from app.nodes.discovery.candidate import Candidate, warn_of_overlay
+from app.nodes.discovery.candidate import PcCandidate, warn_of_overlay
 from app.telemetry.state import Status
 from app.text import DASH, count_of
 
 _FOUND_BY = {"ssh-config": "SSH config", "mdns": "mDNS", "neighbour": "Network"}
 
 
-def candidate_columns() -> list[Column[Candidate]]:
+def candidate_columns() -> list[Column[PcCandidate]]:
     return [
         Column(title="PC", text=lambda c: c.name or c.target, width_px=130),
         Column(title="Address", text=lambda c: c.host or DASH, width_px=120),
@@ -34,7 +34,7 @@ def candidate_columns() -> list[Column[Candidate]]:
     ]
 
 
-def describe_port(one: Candidate) -> Status:
+def describe_port(one: PcCandidate) -> Status:
     """Return whether a candidate can be added, in words."""
     if one.node:
         return Status("calm", f"is {one.node}")
@@ -48,20 +48,20 @@ def describe_port(one: Candidate) -> Status:
 
 class FoundPcs(QWidget):
     used = Signal(str)
-    """The user has chosen a PC: what to type for it after `ssh`."""
+    """Target of the chosen PC, as typed after `ssh`."""
     back = Signal()
 
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
-        self.model: RowsModel[Candidate] = RowsModel(
+        self.model: RowsModel[PcCandidate] = RowsModel(
             candidate_columns(), key=lambda c: (c.target, c.host, c.port)
         )
         self.table = TableView(context.theme, self.model, "Found PCs")
         self.table.setMinimumHeight(220)
         self.banner = Banner(context.theme, can_close=False)
         self.use = Button(context.theme, "Use this PC", self._use, role="primary")
-        self.again = Button(context.theme, "Look again", self.look, icon="refresh")
+        self.again = Button(context.theme, "Search again", self.look, icon="refresh")
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(Button(context.theme, "Back", self.back.emit))
@@ -88,12 +88,12 @@ class FoundPcs(QWidget):
         self._choose()
 
     def look(self) -> None:
-        """Look for PCs now; takes about three seconds."""
+        """Search for PCs; takes about three seconds."""
         self.again.setEnabled(False)
-        self.banner.show_message("busy", "Looking for PCs")
+        self.banner.show_message("busy", "Searching for PCs")
         self._context.bridge.do(DiscoverPcs(), self._show, self._show_failure)
 
-    def _show(self, found: tuple[Candidate, ...]) -> None:
+    def _show(self, found: tuple[PcCandidate, ...]) -> None:
         self.again.setEnabled(True)
         self.model.reset(found)
         if found:

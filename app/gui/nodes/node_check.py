@@ -18,9 +18,9 @@ Rows = tuple[CheckRow, ...]
 
 
 class NodeCheck:
-    """Checks of the Nodes page; `ended` is called after each that came to its end.
+    """Checks of the Nodes page; `ended` is called after each complete one.
 
-    A check that is begun ends an earlier one: their rows would mix, and their all-reduces meet.
+    A new check cancels the earlier one: their rows would mix, and their all-reduces collide.
     """
 
     def __init__(

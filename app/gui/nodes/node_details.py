@@ -137,7 +137,7 @@ class NodeDetails(QScrollArea):
                 label.setText(pair[number % 2])
 
     def _follow(self, keys: list[DeviceKey]) -> None:
-        """Show the clock, which only samples tell of."""
+        """Update the clock, which arrives only with samples."""
         if any(key.node == self._name for key in keys):
             self.show_node(self._context.cluster.nodes[self._name])
 

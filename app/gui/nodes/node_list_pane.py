@@ -2,20 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app.core.new_nodes import AddNodeList
 from app.errors import RacklessError
 from app.flows.node_list import LIST_FORM, NodeOutcome, parse_node_list, summarise_outcomes
 from app.gui.kit.banner import Banner
+from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import Button, make_label
-from app.gui.nodes.account_passwords import AccountPasswords
+from app.gui.kit.theme import Theme
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import Column, RowsModel
 from app.gui.tables.view import TableView
 from app.telemetry.state import Status, Tone
+
+NUM_SHOWN = 26
+"""Number of characters of an account that are shown, as of `anna@192.168.100.200:2222`."""
+
+
+class AccountPasswords(QWidget):
+    """A choice of accounts, a password for it, and a button; hidden while none is wanted."""
+
+    given = Signal(dict)
+    """Typed password by account; it is not stored."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._accounts: tuple[str, ...] = ()
+        self.account = ChoiceBox()
+        self.account.setAccessibleName("Account")
+        self.account.setMinimumContentsLength(NUM_SHOWN)
+        self.password = QLineEdit()
+        self.password.setEchoMode(QLineEdit.EchoMode.Password)
+        self.password.setAccessibleName("Password")
+        self.password.setPlaceholderText("Password there; not stored")
+        self.copy_key = Button(theme, "Copy key and add", self._give, role="primary")
+        self.copy_key.setEnabled(False)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.account)
+        row.addWidget(self.password, 1)
+        row.addWidget(self.copy_key)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        column.addWidget(
+            make_label(
+                "These accounts accept none of your keys. With the password, Rackless adds one to "
+                "~/.ssh/authorized_keys there, as ssh-copy-id does.",
+                "caption",
+                wraps=True,
+            )
+        )
+        column.addLayout(row)
+        self.account.currentIndexChanged.connect(lambda place: self.password.clear())
+        self.password.textChanged.connect(lambda text: self.copy_key.setEnabled(bool(text)))
+        self.password.returnPressed.connect(self.copy_key.click)
+        self.ask(())
+
+    def ask(self, accounts: Sequence[str]) -> None:
+        """Ask for the passwords of accounts; none: hide."""
+        self._accounts = tuple(accounts)
+        everyone = [f"All {len(accounts)} accounts"] if len(accounts) > 1 else []
+        self.account.clear()
+        self.account.addItems([*everyone, *accounts])
+        self.password.clear()
+        self.setVisible(bool(accounts))
+        if accounts:
+            self.password.setFocus()
+
+    def _give(self) -> None:
+        typed, place = self.password.text(), self.account.currentIndex()
+        self.password.clear()
+        if len(self._accounts) > 1:
+            chosen = self._accounts if place == 0 else self._accounts[place - 1 : place]
+        else:
+            chosen = self._accounts
+        self.given.emit(dict.fromkeys(chosen, typed))
+
 
 _STATES: dict[str, tuple[Tone, str]] = {
     "added": ("good", "added"),
@@ -53,7 +121,7 @@ class NodeListPane(QWidget):
     back = Signal()
     done = Signal()
     changed = Signal()
-    """What it shows needs another height."""
+    """The content has changed its height."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -65,8 +133,10 @@ class NodeListPane(QWidget):
         self.text = QPlainTextEdit()
         self.text.setAccessibleName("List of PCs")
         self.text.setPlaceholderText("big anna@192.168.1.20\ngamer-pc\nlab bob@10.0.0.5:2222")
+        # Tab moves on to the next control, since a list needs no tabs.
         self.text.setTabChangesFocus(True)
         self.text.setMinimumHeight(110)
+        # A line may hold several PCs, so its number alone is no key.
         self.model: RowsModel[NodeOutcome] = RowsModel(
             outcome_columns(), key=lambda o: (o.line.number, o.line.name)
         )
@@ -110,6 +180,7 @@ class NodeListPane(QWidget):
             self._op.cancel()
 
     def _begin_again(self) -> None:
+        # Confirmations hold for the list that was typed, so an edit drops them.
         self._outcomes.clear()
         self._accepted.clear()
         self.banner.hide()
@@ -135,7 +206,7 @@ class NodeListPane(QWidget):
         self._start(waiting)
 
     def _let_in(self, passwords: dict[str, str]) -> None:
-        """Add the PCs again whose accounts accept our key with these passwords."""
+        """Add the PCs again for whose accounts passwords were typed."""
         waiting = {p: o for p, o in self._outcomes.items() if o.account in passwords}
         self._start(waiting, passwords)
 
@@ -165,6 +236,7 @@ class NodeListPane(QWidget):
         waiting = any(o.state == "confirm" for o in outcomes)
         self.confirm.setVisible(waiting)
         accounts = tuple(dict.fromkeys(o.account for o in failures if o.account))
+        # Fingerprints first, then passwords, as on the command line.
         self.passwords.ask(() if waiting else accounts)
         self.add.hide()
         if waiting:

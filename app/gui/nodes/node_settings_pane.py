@@ -1,4 +1,4 @@
-"""Settings that the selected node may have of its own; they are stored on this PC."""
+"""Settings that can differ for the selected node; they are stored on this PC."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from app.settings import SETTINGS, Setting, Value
 PANEL_PX = 760
 _OF_NODES = tuple(setting for setting in SETTINGS if setting.per_node)
 _SAME = "same"
-"""Choice of a node that has no value of its own."""
+"""Choice of a node without a value of its own."""
 
 
 class NodeSettingsPane(NodePane):
-    """The settings of one node, each with the choice to be as on all nodes."""
+    """The settings of one node, each with the choice of the value for all nodes."""
 
     asks_each_time = True  # the value for all nodes may have changed on the Settings page
 
@@ -56,7 +56,7 @@ class NodeSettingsPane(NodePane):
         super().show_node(name)
         self._panel.setVisible(bool(name))
         self.summary.setText(
-            f"What {name} does differently from the other nodes."
+            f"Settings of {name} that differ from the other nodes."
             if name
             else "Select a node to see its settings."
         )
@@ -86,7 +86,7 @@ class NodeSettingsPane(NodePane):
         )
 
     def _fail_to_store(self, error: RacklessError) -> None:
-        self.refresh()  # what is stored is shown, not what was chosen
+        self.refresh()  # show the stored value, which may differ from the chosen one
         self._fail(error)
 
     def _fail(self, error: RacklessError) -> None:
@@ -100,7 +100,7 @@ async def read_settings(core: CoreApi, name: str) -> dict[str, Value]:
 
 
 async def store_setting(core: CoreApi, name: str, key: str, value: Value | None) -> None:
-    """Store the value of a node; None: it has that of all nodes."""
+    """Store the value of a node; None: use the value for all nodes."""
     core.settings.set_of_node(name, key, value)
 
 

@@ -11,9 +11,9 @@ from PySide6.QtWidgets import QSplitter, QWidget
 from app.gui.tables.view import TableView
 
 LEAST_ROWS = 3
-"""Number of nodes that the table has room for, however few there are."""
+"""Minimum number of rows that the table has room for."""
 TABLE_SHARE = 0.5
-"""Part of the height that the table takes at most, until a person moves the handle."""
+"""Maximum share of the height for the table, until the user moves the handle."""
 HANDLE_PX = 16
 
 
@@ -35,7 +35,7 @@ class NodeSplit(QSplitter):
         self._soon.start()
 
     def _divide(self) -> None:
-        """Give the table what its rows need, up to its share, and the tabs what is left."""
+        """Give the table the height of its rows, up to its share, and the tabs the rest."""
         self._table.keep_to_rows(LEAST_ROWS)
         if not self._is_moved:
             whole_px = self.height() - HANDLE_PX

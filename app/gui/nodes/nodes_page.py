@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from PySide6.QtCore import Qt, Signal
@@ -21,9 +22,9 @@ from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
 from app.gui.kit.empty import EmptyState, Waiting
 from app.gui.kit.flow_layout import FlowLayout
-from app.gui.kit.primitives import make_label, set_page_margins
+from app.gui.kit.primitives import Button, make_label, set_page_margins
+from app.gui.kit.theme import Theme
 from app.gui.nodes.links_pane import LinksPane
-from app.gui.nodes.node_buttons import make_node_buttons
 from app.gui.nodes.node_check import NodeCheck
 from app.gui.nodes.node_details import NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
@@ -32,7 +33,7 @@ from app.gui.nodes.node_split import NodeSplit
 from app.gui.nodes.storage_pane import StoragePane
 from app.gui.repairs.changes_pane import ChangesPane
 from app.gui.repairs.check_results import CheckResults
-from app.gui.repairs.node_pane import Tell
+from app.gui.repairs.node_pane import ShowOutcome
 from app.gui.repairs.preparation import Preparation
 from app.gui.repairs.windows_script_button import WindowsScriptButton
 from app.gui.session.banner_task import (
@@ -48,10 +49,56 @@ from app.gui.tables.view import TableView
 from app.presentation.environment_text import describe_environment, describe_trial
 from app.presentation.plan_text import describe_calibration
 
+Action = Callable[[], object]
+
+
+def make_node_buttons(
+    theme: Theme, remove: Action, prepare: Action, setup: Action, wake: Action, measure: Action
+) -> dict[str, Button]:
+    """Return the buttons by their names, in the order of the page's head."""
+    return {
+        "remove": Button(
+            theme,
+            "Remove",
+            remove,
+            icon="delete",
+            role="danger",
+            tip="Remove the selected node from Rackless; nothing is deleted on it",
+        ),
+        "prepare": Button(
+            theme,
+            "Prepare\u2026",
+            prepare,
+            icon="prepare",
+            tip="Check the selected node, offer each repair, set it up, and check again",
+        ),
+        "setup": Button(
+            theme,
+            "Set up environment",
+            setup,
+            icon="setup",
+            tip="Build the training environment on the selected node from the lock file",
+        ),
+        "wake": Button(
+            theme,
+            "Wake",
+            wake,
+            icon="resume",
+            tip="Wake the selected node over its network, and wait until it answers",
+        ),
+        "measure": Button(
+            theme,
+            "Measure",
+            measure,
+            icon="speed",
+            tip="Measure how fast its GPUs are, about 20 seconds each, for better plans",
+        ),
+    }
+
 
 class NodesPage(QWidget):
-    told = Signal(object)
-    """The Tell of a change of a node that ended while another page was in view."""
+    ended_unseen = Signal(object)
+    """The ShowOutcome of a change of a node that ended while another page was in view."""
 
     def __init__(self, context: Context, actions: Actions) -> None:
         super().__init__()
@@ -103,8 +150,8 @@ class NodesPage(QWidget):
         cluster.node_removed.connect(self._remove_row)
         cluster.is_open_changed.connect(self._choose)
         self.table.chosen.connect(self._choose)
-        for teller in (self.changes, self.storage, self.results):
-            teller.told.connect(self._tell)
+        for pane in (self.changes, self.storage, self.results):
+            pane.ended_unseen.connect(self._show_outcome)
         self._choose()
 
     def open_node(self, name: str) -> None:
@@ -153,11 +200,11 @@ class NodesPage(QWidget):
 
     # ------------------------------------------------------------ events
 
-    def _tell(self, tell: Tell) -> None:
+    def _show_outcome(self, show: ShowOutcome) -> None:
         if self.isVisible():
-            tell(self.banner)
+            show(self.banner)
         else:
-            self.told.emit(tell)
+            self.ended_unseen.emit(show)
 
     def _show(self, name: str) -> None:
         self.model.put(self._context.cluster.nodes[name])
@@ -211,8 +258,8 @@ class NodesPage(QWidget):
 
     def _show_setup(self, name: str, report: EnvironmentReport) -> None:
         text = f"{name} is ready to train"
-        told = (f"{describe_environment(report)}, {report.python}", *describe_trial(report))
-        self.banner.show_message("good", text, "; ".join(told))
+        details = (f"{describe_environment(report)}, {report.python}", *describe_trial(report))
+        self.banner.show_message("good", text, "; ".join(details))
         last_with_node(self._context, self.banner, name)
 
     def _measure(self) -> None:
@@ -240,8 +287,8 @@ class NodesPage(QWidget):
             WakeNode(name=node.name),
             lambda found: self.banner.show_message("good", f"{node.name} answers"),
             title=f"Waking {node.name}",
-            hint="It is sent packets until it answers, for three minutes at most.",
-            cancelled=f"{node.name} may wake still.",
+            hint="Sending packets until it answers, for up to three minutes.",
+            cancelled=f"{node.name} may still wake up.",
             failed=partial(show_error_while, self._context, self.banner),
         )
 

@@ -1,4 +1,4 @@
-"""What lies on the disk of the selected node, why each item is kept, and Delete."""
+"""Items on the disk of the selected node, with the reason to keep each, and Delete."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ class StoragePane(ChangingPane):
         self.show_node("")
 
     def refresh(self) -> None:
-        """Ask the node what lies on its disk."""
+        """Read the items on the node's disk."""
         name = self._shown = self._name
+        # Items of the previous node must not be offered for deletion on this one.
         self._storage = None
         self.table.say_when_empty("")
         self.model.reset(())
@@ -112,7 +113,7 @@ class StoragePane(ChangingPane):
 
     def _take(self, storage: NodeStorage) -> None:
         self._storage = storage
-        self.table.say_when_empty("Nothing of Rackless lies on this disk.")
+        self.table.say_when_empty("Rackless has stored nothing on this disk.")
         self.model.reset(storage.items)
         self.summary.setText(describe_storage(storage))
         self._enable()

@@ -2,20 +2,189 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtWidgets import QScrollArea, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QScrollArea,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.gui.kit.actions import Actions
 from app.gui.kit.empty import EmptyState
 from app.gui.kit.flow_layout import FlowLayout
-from app.gui.kit.primitives import Button, make_label, set_page_margins
-from app.gui.overview.story_strip import StoryStrip
-from app.gui.overview.totals import TotalsBar
+from app.gui.kit.primitives import (
+    Button,
+    IconButton,
+    make_label,
+    make_separator,
+    make_tooltip,
+    set_page_margins,
+)
+from app.gui.kit.theme import Theme
 from app.gui.overview.wall import Wall
 from app.gui.overview.wall_table import WallTable
 from app.gui.runs.run_strip import RunStrip
 from app.gui.session.context import Context
+from app.telemetry.state import is_silent
 from app.telemetry.stream import DeviceKey
+from app.text import DASH, count_of, show_bytes_of, show_rate, show_share, show_watts
+
+
+class TotalsBar(QFrame):
+    """Nodes, devices, memory, power and throughput of all nodes that are online."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self.setObjectName("panel")
+        self._values: dict[str, QLabel] = {}
+        self._captions: dict[str, QLabel] = {}
+        row = FlowLayout(gap_px=20, line_gap_px=10)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(20, 14, 20, 14)
+        column.addLayout(row)
+        for key, caption, tip in (
+            ("nodes", "Nodes online", "PCs that respond, of all that you added"),
+            (
+                "devices",
+                "Devices",
+                "Devices that can train: GPUs, and CPUs of PCs without an NVIDIA GPU",
+            ),
+            ("memory", "Memory in use", "VRAM of GPUs, and RAM of PCs that train on their CPU"),
+            ("power", "Power", "Total of the devices that report power draw"),
+            ("tokens", "Throughput", "Tokens trained per second, all runs together"),
+        ):
+            row.addWidget(self._make_cell(key, caption, tip, has_rule=bool(self._values)))
+        cluster = context.cluster
+        # a bound method: PySide disconnects it when this widget is deleted
+        cluster.devices_changed.connect(self.refresh)
+        cluster.structure_changed.connect(self.refresh)
+        cluster.node_changed.connect(self.refresh)
+        cluster.run_changed.connect(self.refresh)
+        cluster.is_open_changed.connect(self.refresh)
+        self.refresh()
+
+    def refresh(self, changed: object = None) -> None:
+        """Recompute all totals."""
+        cluster = self._context.cluster
+        online = frozenset(node.name for node in cluster.node_list() if node.state == "online")
+        now_s = cluster.now_s()
+        totals = cluster.telemetry.totals(
+            frozenset(name for name in online if not is_silent(cluster.nodes[name], now_s))
+        )
+        # Before the core is open no nodes are known yet, which does not mean that there are none.
+        known = f"{len(online)} of {len(cluster.nodes)}" if cluster.is_open else DASH
+        self._show("nodes", known)
+        parts = []
+        if totals.num_gpus:
+            parts.append(count_of(totals.num_gpus, "GPU"))
+        if totals.num_cpus:
+            parts.append(count_of(totals.num_cpus, "CPU"))
+        self._show("devices", " \u00b7 ".join(parts) or ("none" if cluster.is_open else DASH))
+        self._show("memory", show_bytes_of(totals.memory_used_bytes, totals.memory_total_bytes))
+        if totals.memory_used_bytes is not None and totals.memory_total_bytes:
+            share = show_share(totals.memory_used_bytes / totals.memory_total_bytes)
+            self._captions["memory"].setText(f"Memory in use \u00b7 {share}")
+        self._show("power", show_watts(totals.power_w))
+        self._show("tokens", show_rate(totals.tokens_per_s))
+
+    def _make_cell(self, key: str, caption: str, tip: str, *, has_rule: bool) -> QWidget:
+        self._values[key] = make_label(role="figure")
+        self._captions[key] = make_label(caption, "caption")
+        cell = QWidget()
+        row = QHBoxLayout(cell)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(20)
+        if has_rule:
+            row.addWidget(make_separator(upright=True))
+        column = QVBoxLayout()
+        column.setSpacing(2)
+        row.addLayout(column, 1)
+        for label in (self._values[key], self._captions[key]):
+            label.setToolTip(make_tooltip(tip))
+            column.addWidget(label)
+        return cell
+
+    def _show(self, key: str, text: str) -> None:
+        label = self._values[key]
+        # Most samples leave the totals unchanged; setting equal text would still repaint.
+        if label.text() != text:
+            label.setText(text)
+            label.setAccessibleName(f"{self._captions[key].text()}: {text}")
+
+
+_GLYPHS = {"done": ("good", "good"), "now": ("busy", "accent"), "failed": ("error", "error")}
+
+
+class StoryStrip(QFrame):
+    """Strip with the demo's steps; hidden until `show_steps` is called."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self.setObjectName("panel")
+        self._theme = theme
+        self._steps: tuple[tuple[str, str], ...] = ()
+        self._marks: list[tuple[QLabel, QLabel]] = []
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 10, 8, 12)
+        column.setSpacing(8)
+        head = QHBoxLayout()
+        head.addWidget(make_label("Demo: three nodes on this PC train one model", "subheading"))
+        head.addStretch(1)
+        head.addWidget(IconButton(theme, "close", "Hide the demo steps", self.hide))
+        column.addLayout(head)
+        self._row = FlowLayout(gap_px=16, line_gap_px=4)
+        column.addLayout(self._row)
+        self._note = make_label(role="caption", wraps=True)
+        column.addWidget(self._note)
+        theme.changed.connect(self._paint)
+        self.hide()
+
+    def show_steps(self, steps: Sequence[tuple[str, str]], note: str = "") -> None:
+        """Show (title, `done` | `now` | `todo` | `failed`) of each step, and a note on the
+        current one.
+        """
+        if len(steps) != len(self._marks):
+            self._make_marks(len(steps))
+        self._steps = tuple(steps)
+        self._note.setText(note)
+        self._note.setVisible(bool(note))
+        self._paint()
+        self.show()
+
+    def _make_marks(self, count: int) -> None:
+        while self._row.count():
+            item = self._row.takeAt(0)
+            part = item.widget() if item is not None else None
+            if part is not None:
+                part.deleteLater()
+        self._marks = []
+        for _ in range(count):
+            glyph, words = QLabel(), make_label(role="")
+            glyph.setFixedSize(16, 16)
+            part = QWidget()
+            line = QHBoxLayout(part)
+            line.setContentsMargins(0, 0, 0, 0)
+            line.setSpacing(6)
+            line.addWidget(glyph)
+            line.addWidget(words, 1)
+            self._row.addWidget(part)
+            self._marks.append((glyph, words))
+
+    def _paint(self) -> None:
+        scale = self.devicePixelRatioF()
+        for (glyph, words), (title, state) in zip(self._marks, self._steps, strict=True):
+            icon, color = _GLYPHS.get(state, ("pending", "muted"))
+            glyph.setPixmap(self._theme.pixmap(icon, color, 16, scale))
+            words.setText(title)
+            words.setAccessibleName(f"{title}: {state}")
+
 
 SCROLL_PX = 16
 """Width of a scroll bar with its margins, as in window.qss."""
@@ -112,6 +281,7 @@ class OverviewPage(QWidget):
         scroll.setWidgetResizable(True)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setWidget(self.wall)
+        # Tab goes from card to card, not to the scroll area.
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         bar = scroll.verticalScrollBar()
         bar.rangeChanged.connect(lambda low, high: self.wall.keep_free(0 if high else SCROLL_PX))

@@ -1,4 +1,4 @@
-"""What repairs have changed on the selected node, from its own log, and Undo."""
+"""Changes that repairs made on the selected node, from its own log, with Undo."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ class ChangesPane(ChangingPane):
             self.stop_reading()
         self.show_work()
         self.table.say_when_empty("")
+        # Numbers of the previous node's changes must not be undone on this one.
         self._take(_NOTHING)
 
     # ------------------------------------------------------------ layout
@@ -151,7 +152,7 @@ class ChangesPane(ChangingPane):
     # ------------------------------------------------------------ undo
 
     def _leave_password(self) -> None:
-        """Lead on to what the password is for; nothing is taken back by Enter alone."""
+        """Move the focus to the action that needs the password; Enter alone undoes nothing."""
         (self.undo if self.undo.isEnabled() else self.undo_all).setFocus()
 
     def _undo_one(self) -> None:
@@ -178,8 +179,7 @@ class ChangesPane(ChangingPane):
             f"Undoing on {name}",
             UndoChanges(node=name, numbers=numbers, password=password),
             partial(show_undone, name),
-            at_close=f"Undoing on {name} goes on there; its Changes tab says later what came of "
-            "it.",
+            at_close=f"Undoing on {name} continues there; its Changes tab shows the outcome.",
         )
         self._show_steps()
 

@@ -21,14 +21,15 @@ from app.text import show_foreign
 
 
 def _key_of(row: CheckRow) -> tuple[str, str, str | None, str]:
+    # With the message: one check may have several rows about a node.
     return row.check, row.node, row.peer, row.message
 
 
 class CheckResults(QWidget):
     """Results of the last check, with the fix for the selected one."""
 
-    told = Signal(object)
-    """The Tell of a repair that ended after its dialog was closed."""
+    ended_unseen = Signal(object)
+    """The ShowOutcome of a repair whose dialog was closed before it ended."""
 
     def __init__(self, context: Context, check: Callable[[], object]) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class CheckResults(QWidget):
             self._open_repair,
             icon="repair",
             role="primary",
-            tip="See what repairs the selected problem, apply it, and check again",
+            tip="See the repair of the selected problem, apply it, and check again",
         )
         self._more = Button(
             context.theme,
@@ -132,10 +133,11 @@ class CheckResults(QWidget):
         self._more.setVisible(row is not None and bool(row.topic))
 
     def _show_cut(self) -> None:
-        """Show a message that its row cuts: a tooltip is out of a keyboard's reach."""
+        """Show a message that is cut in its row: the keyboard cannot reach a tooltip."""
         self._message.setVisible(self.table.is_cut("Details", self._message.text()))
 
     def _open_repair(self) -> None:
+        # Collected from all rows: a repair may serve several, which are then tested again.
         rows = self.model.rows()
         chosen = self.table.selected()
         offer = next((one for one in collect_offers(rows) if chosen in one.rows), None)
@@ -150,7 +152,7 @@ class CheckResults(QWidget):
         """
         dialog = RepairDialog(self._context, offer, names, self, series)
         dialog.retested.connect(self._replace)
-        dialog.told.connect(self.told)
+        dialog.ended_unseen.connect(self.ended_unseen)
         dialog.open()
         return dialog
 

@@ -1,7 +1,7 @@
-"""A tab about the selected node, which is asked only while somebody looks at the tab.
+"""A tab about the selected node, which is queried only while the tab is visible.
 
-Reading ends as soon as another node is looked at. A change that was started does not: it goes on to
-its end, and what came of it is shown where the person is by then.
+Selecting another node cancels a reading. A change that was started continues to its end, and its
+outcome is shown on the page that is visible by then.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from app.gui.session.context import Context
 from app.text import capitalize
 
 T = TypeVar("T")
-Tell = Callable[[Banner], None]
-"""Shows in a banner what came of a change."""
+ShowOutcome = Callable[[Banner], None]
+"""Shows the outcome of a change in a banner."""
 
 
 class NodePane(QWidget):
-    """Follows the selection in the list of nodes; a pane says in `refresh` what it asks for."""
+    """Follows the selection in the list of nodes; a subclass queries the node in `refresh`."""
 
     asks_each_time = False
-    """Whether the node is asked again whenever the tab is opened, as it may have changed."""
+    """True if the node is queried whenever the tab is opened, since it may have changed."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
         self._reading: Op | None = None
-        # The node that is selected, and the one that was asked last.
+        # The selected node, and the one that was queried last.
         self._name, self._shown = "", ""
         # Delay to the next event loop turn: arrow keys pass over rows, and only the last is
         # queried.
@@ -49,7 +49,7 @@ class NodePane(QWidget):
         self._soon.start()
 
     def refresh(self) -> None:
-        """Ask the selected node, and show what it says."""
+        """Query the selected node, and show its answer."""
         raise NotImplementedError
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -65,7 +65,7 @@ class NodePane(QWidget):
         success: Callable[[T], None],
         failure: Callable[[RacklessError], None],
     ) -> None:
-        """Ask the node that is shown; an earlier reading ends without a result."""
+        """Query the selected node; an earlier reading ends without a result."""
         self.stop_reading()
         self._reading = self._context.bridge.run(
             work,
@@ -91,8 +91,8 @@ class NodePane(QWidget):
 class ChangingPane(NodePane):
     """A pane that changes its node as well."""
 
-    told = Signal(object)
-    """The Tell of a change that ended while the person looked at something else."""
+    ended_unseen = Signal(object)
+    """The ShowOutcome of a change that ended while this tab showed another node or was hidden."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -102,32 +102,32 @@ class ChangingPane(NodePane):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the node that is shown is neither read nor changed now."""
+        """True if the shown node is neither read nor changed now."""
         return self._reading is None and self._shown not in self._works
 
     def change(
-        self, title: str, action: Action[T], tell: Callable[[T, Banner], None], *, at_close: str
+        self, title: str, action: Action[T], show: Callable[[T, Banner], None], *, at_close: str
     ) -> None:
-        """Change the node that is shown, whatever is looked at meanwhile.
+        """Run work on the shown node, even if the user selects another one meanwhile.
 
         Args:
             title: name of the action, in the progressive form.
             action: changes the node; its progress is shown.
-            tell: shows the answer in a banner, of this tab or of a page.
+            show: shows the answer in a banner, of this tab or of a page.
             at_close: what closing the window does to the action.
         """
         name = self._shown
         self._report(name, title, "")
         self._context.bridge.do(
             action,
-            lambda result: self._end_change(name, partial(tell, result)),
+            lambda result: self._end_change(name, partial(show, result)),
             lambda error: self._end_change(name, lambda banner: banner.show_error(error)),
             partial(self._report, name, title),
             at_close=at_close,
         )
 
     def show_work(self) -> None:
-        """Show how far the change of the shown node is; hide the banner if there is none."""
+        """Show the progress of the shown node's change; hide the banner without one."""
         work = self._works.get(self._shown)
         self.banner.show_notice(("busy", *work) if work is not None else None)
 
@@ -136,12 +136,12 @@ class ChangingPane(NodePane):
         if name == self._shown:
             self.show_work()
 
-    def _end_change(self, name: str, tell: Tell) -> None:
+    def _end_change(self, name: str, show: ShowOutcome) -> None:
         del self._works[name]
         if name == self._name and self.isVisible():
             self.refresh()
-            tell(self.banner)
+            show(self.banner)
             return
         if name == self._shown:
-            self._shown = ""  # read again once it is looked at
-        self.told.emit(tell)
+            self._shown = ""  # read again once the tab is visible
+        self.ended_unseen.emit(show)

@@ -20,7 +20,7 @@ Check = Callable[[str, Callable[[Rows], None]], None]
 
 
 class Preparation:
-    """Takes a person through what `rackless nodes prepare` does, a node at a time."""
+    """Guides the user through the work of `rackless nodes prepare`, one node at a time."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class Preparation:
         self._offer = offer
         self._name = ""
         self._number = 0
-        """Number of the preparation, from 1: one that is begun anew ends the earlier one."""
+        """Number of the preparation, from 1: answers for an earlier one are ignored."""
         self._rows: Rows = ()
         self._offers: tuple[Offer, ...] = ()
         self._is_changed = False
 
     def start(self, name: str) -> None:
-        """Prepare a node; one that is being prepared is left as it is by now."""
+        """Prepare a node; a preparation under way stops where it is."""
         self._name, self._is_changed = name, False
         self._number += 1
         self._check(name, partial(self._take_rows, self._number))
@@ -57,9 +57,9 @@ class Preparation:
             return
         series = f"{place + 1} of {len(self._offers)}"
         dialog = self._offer(self._offers[place], (self._name,), series)
-        dialog.finished.connect(lambda code: self._go_on(place, dialog, code))
+        dialog.finished.connect(lambda code: self._continue(place, dialog, code))
 
-    def _go_on(self, place: int, dialog: RepairDialog, code: int) -> None:
+    def _continue(self, place: int, dialog: RepairDialog, code: int) -> None:
         self._is_changed = self._is_changed or dialog.stage.change is not None
         if code == RepairDialog.DialogCode.Accepted:
             self._show_offer(place + 1)

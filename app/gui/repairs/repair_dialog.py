@@ -17,7 +17,7 @@ from app.flows.repair_stage import RepairStage, Verdict
 from app.gui.kit.banner import Banner
 from app.gui.kit.inputs import TextBox
 from app.gui.kit.primitives import Button, copy_to_clipboard, make_label
-from app.gui.repairs.node_pane import Tell
+from app.gui.repairs.node_pane import ShowOutcome
 from app.gui.repairs.sudo_password import SudoPassword
 from app.gui.session.bridge import Op, Report, Work
 from app.gui.session.context import Context
@@ -25,8 +25,8 @@ from app.provisioning.check_row import CheckRow
 from app.text import capitalize, show_foreign
 
 
-async def look_at(core: CoreApi, stage: RepairStage) -> RepairStage:
-    """Ask the node what a repair would do, and whether it only waits for a restart."""
+async def preview(core: CoreApi, stage: RepairStage) -> RepairStage:
+    """Preview a repair on its node, and find out whether it only waits for a restart."""
     offer = stage.offer
     shown = await core.do(ShowRepair(node=offer.node, repair=offer.repair))
     if not offer.repair.needs_restart:
@@ -40,13 +40,14 @@ async def look_at(core: CoreApi, stage: RepairStage) -> RepairStage:
 async def apply(
     core: CoreApi, stage: RepairStage, password: str, names: Sequence[str], report: Report
 ) -> RepairStage:
-    """Apply a repair as it was shown, then check again what it was for."""
+    """Apply the previewed repair, then repeat the checks that asked for it."""
     offer, shown = stage.offer, stage.shown
     assert shown is not None
     change = await core.do(
         ApplyRepair(node=offer.node, repair=offer.repair, shown=shown, password=password),
         sentences(report),
     )
+    # Before the restart, a check would only find the old problem.
     if change.problem or change.needs_restart:
         return replace(stage, change=change)
     return replace(stage, change=change, rows=await _check_again(core, stage, names, report))
@@ -55,7 +56,7 @@ async def apply(
 async def undo(
     core: CoreApi, stage: RepairStage, password: str, names: Sequence[str], report: Report
 ) -> RepairStage:
-    """Take a repair back, then check again what it was for."""
+    """Undo a repair, then repeat the checks that asked for it."""
     assert stage.change is not None
     numbers = (stage.change.number,)
     (change,) = await core.do(
@@ -73,16 +74,16 @@ async def _check_again(
 
 
 class RepairDialog(QDialog):
-    """Takes a person through one repair; closing it leaves a repair that was begun to its end.
+    """Guides the user through one repair; a repair under way continues after it is closed.
 
-    `names` are the nodes that were checked. One of a `series`, such as `1 of 3`, is accepted to go
-    on with the next and rejected to stop; empty: it stands alone.
+    `names` are the nodes that were checked. In a `series`, such as `1 of 3`, accepting the dialog
+    leads to the next repair and rejecting it stops the series; empty: no series.
     """
 
     retested = Signal(object, object)
-    """Rows for which the repair was offered, and those that stand for them now."""
-    told = Signal(object)
-    """The Tell of a repair, or of its undo, that ended after the dialog was closed."""
+    """Rows for which the repair was offered, and the rows that replace them."""
+    ended_unseen = Signal(object)
+    """The ShowOutcome of a repair, or of its undo, that ended after the dialog was closed."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class RepairDialog(QDialog):
             icon="copy",
             tip="Copy the commands, to run them by hand",
         )
-        self.next = Button(theme, "Next", self.accept, tip="Leave this one as it is now, and go on")
+        self.next = Button(theme, "Next", self.accept, tip="Continue with the next repair")
         self._exits = self._make_exits()
         self._lay_out(offer)
         self.password.textChanged.connect(lambda text: self._choose_default())
@@ -127,7 +128,7 @@ class RepairDialog(QDialog):
         if self.stage.is_ours:
             self._show(is_busy=True)
             self._looking = context.bridge.run(
-                lambda core, report: look_at(core, self.stage), self._take, self._fail
+                lambda core, report: preview(core, self.stage), self._take, self._fail
             )
 
     def _lay_out(self, offer: Offer) -> None:
@@ -173,7 +174,7 @@ class RepairDialog(QDialog):
         self._choose_default()
 
     def _choose_default(self) -> None:
-        """Let Enter apply, or leave; it takes back only what a password was typed for."""
+        """Let Enter apply, or leave; it undoes only once a password was typed."""
         after = self.undo if self.password.text() else self._exits[-1]
         wanted = self.apply if self.stage.change is None else after
         wanted.setDefault(True)
@@ -190,31 +191,32 @@ class RepairDialog(QDialog):
 
     def _fail(self, error: RacklessError) -> None:
         self._end(lambda banner: banner.show_error(error))
-        if self.password.isVisible():  # it is typed again
+        if self.password.isVisible():  # the password has to be typed again
             self.password.setFocus()
 
     def _judge(self) -> Verdict | None:
-        """Return what to say of it; where the dialog is closed, with the name of the repair."""
+        """Return the banner; once the dialog is closed, with the name of the repair."""
         verdict, offer = self.stage.judge(), self.stage.offer
         if verdict is None or not self._is_left:
             return verdict
         tone, message, hint = verdict
         return tone, f"{offer.node}: {offer.repair.title}", f"{message}. {hint}".strip()
 
-    def _end(self, tell: Tell) -> None:
-        """Show what came of it here, or where the person is if this dialog was closed."""
+    def _end(self, show: ShowOutcome) -> None:
+        """Show the outcome here, or on the page in view if this dialog was closed."""
         self._looking, self._is_changing = None, False
         if self._is_left:
-            self.told.emit(tell)
+            self.ended_unseen.emit(show)
             self.deleteLater()
         else:
             self._show()
-            tell(self.banner)
+            show(self.banner)
 
     def _leave(self, code: int) -> None:
         self._is_left = True
         if self._looking is not None:
             self._looking.cancel()
+        # A repair under way still reports to this dialog; `_end` deletes it then.
         if not self._is_changing:
             self.deleteLater()
 
@@ -238,8 +240,8 @@ class RepairDialog(QDialog):
         self._exits[0].setFocus()
         self._show(is_busy=True)
         at_close = (
-            f"{title} goes on there, without the check afterwards; its Changes tab says later what "
-            "came of it."
+            f"{title} continues there, without the check afterwards; its Changes tab shows the "
+            "outcome."
         )
         self._context.bridge.run(work, self._take, self._fail, self._report, at_close=at_close)
         self.banner.show_message("busy", title)

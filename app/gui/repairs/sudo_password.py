@@ -1,4 +1,4 @@
-"""A field for the password of sudo on a node, which is read once and kept nowhere."""
+"""A field for the password of sudo on a node, which is read once and not stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SudoPassword(QLineEdit):
 
     def ask(self, node: str, *, is_wanted: bool) -> None:
         """Show the field for a node, or hide it."""
-        self.setPlaceholderText(f"Password for sudo on {node}; it is used once and kept nowhere")
+        self.setPlaceholderText(f"Password for sudo on {node}; used once and not stored")
         if is_wanted == self.isHidden():
             self.clear()
             self.setVisible(is_wanted)

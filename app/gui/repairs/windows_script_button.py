@@ -11,7 +11,7 @@ from app.gui.session.context import Context
 
 
 class WindowsScriptButton(Button):
-    """Is there only while a node in WSL is selected."""
+    """Visible only while a node in WSL is selected."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(

@@ -34,9 +34,9 @@ SCRIPTS = "PowerShell scripts (*.ps1)"
 
 
 class WindowsScriptDialog(QDialog):
-    """Offers the script of one node; it is made anew when a choice changes.
+    """Offers the script of one node, generated again when a choice changes.
 
-    `node` is its name, or with `is_new` the suggested name of a PC that is to become one.
+    `node` is its name, or with `is_new` the suggested name of a PC that will become a node.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class WindowsScriptDialog(QDialog):
         self._make_script()
 
     def save_file(self, file: Path) -> None:
-        """Write the script as it is shown."""
+        """Write the script that is shown."""
         script = self._script
         if script is not None:
             self._context.bridge.do(
@@ -116,6 +116,7 @@ class WindowsScriptDialog(QDialog):
         return row
 
     def _make_script(self) -> None:
+        # Nothing can be saved or copied until the script of the present choices is here.
         self._script = None
         self._enable()
         options = read_options(self.memory.value(), self.at_logon.isChecked())

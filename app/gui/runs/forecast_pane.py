@@ -1,4 +1,4 @@
-"""The forecast of a run beside its measurements, as a tab of the run page."""
+"""The forecast of a run next to its measurements, as a tab of the run page."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ForecastPane(QWidget):
         self.refresh()
 
     def show_attempt(self, attempt: int) -> None:
-        """Load the forecast of this attempt, unless it is loaded: each one is planned anew."""
+        """Load the forecast of this attempt, unless it is loaded: each attempt has its own plan."""
         if attempt != self._attempt:
             self._attempt = attempt
             self._load()

@@ -30,7 +30,7 @@ class RecoveryPane(QWidget):
     """Newest interruption first, each as its moments from loss to training again."""
 
     summarized = Signal(str)
-    """The story in one line; empty: there is none."""
+    """The story in one line; empty: no interruption."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class RecoveryPane(QWidget):
         stories = [tell_story(one) for one in reversed(found)]
         rows = [(moment, moment is story[0]) for story in stories for moment in story]
         if rows == self._shown:
-            return  # a person may be selecting text
+            return  # the user may be selecting text
         self._shown = rows
         self._fill(rows)
 

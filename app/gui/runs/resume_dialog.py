@@ -44,7 +44,7 @@ def describe_choice(newest: int, known: int | None, damaged: int | None = None) 
     Args:
         newest: step of the newest usable checkpoint.
         known: step of the newest checkpoint that was saved; None: unknown.
-        damaged: step of a newer checkpoint that was found but is damaged; None: there is none.
+        damaged: step of a newer checkpoint that was found but is damaged; None: no such one.
 
     >>> describe_choice(80, 80)
     'The newest is selected. An older one repeats the steps after it.'

@@ -107,15 +107,15 @@ class RunActions:
             StopRun(run_id=run.run_id),
             progress=lambda line: self._banner.show_message("busy", title, capitalize(line)),
             success=lambda result: self._show_result(
-                run, f"Stopped {run.name}", "None of its processes is left on any node."
+                run, f"Stopped {run.name}", "All of its processes on the nodes have ended."
             ),
             failure=partial(show_run_error, self._context, self._banner, run.run_id),
         )
 
     def take_over(self, run: RunSnapshot) -> None:
         text = (
-            "After a loss, this PC then resumes the run. The master that started it is told, and "
-            "only watches it. Training goes on meanwhile."
+            "After a loss, this PC then resumes the run. The master that started it is "
+            "notified, and only watches it. Training continues."
         )
         theme = self._context.theme
         if not confirm(self._parent, theme, f"Take over {run.name}?", text, "Take over"):
@@ -138,7 +138,7 @@ class RunActions:
             self._context.bridge,
             self._banner,
             ResumeRun(run_id=run.run_id, checkpoint=step, nodes=nodes, verify_steps=verify_steps),
-            # From here on the run's own state says how the resume goes.
+            # From here on the state of the run shows the progress of the resume.
             lambda result: self._banner.hide(),
             title=f"Resuming {run.name}",
             hint=f"On {', '.join(nodes)}.",

@@ -1,4 +1,4 @@
-"""Charts of one run: the loss, and beside it one metric of several."""
+"""Charts of one run: the loss on the left, a metric of the user's choice on the right."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class RunCharts(QWidget):
                     plot.extend(attempt, at, [nan_if_unknown(read(one)) for one in part], line=line)
 
     def show_evaluations(self, found: Sequence[EvaluationRecord]) -> None:
-        """Show evaluation loss beside training loss; the second line is hidden if there is none."""
+        """Show evaluation loss in the chart of training loss; without any, its line is hidden."""
         training = self.loss.lines[0]
         if not found:
             self.loss.show_lines([training])

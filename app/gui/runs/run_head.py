@@ -75,6 +75,7 @@ class RunHead(QWidget):
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(2)
         column.addLayout(row)
+        # Below the title, which stands after the back button.
         self._subtitle.setContentsMargins(back.sizeHint().width() + first.spacing(), 0, 0, 0)
         column.addWidget(self._subtitle)
 
@@ -157,12 +158,13 @@ class RunHead(QWidget):
     def _ask_to_repeat(self, run: RunSnapshot) -> None:
         self.repeat_wanted.emit(run)
 
-    def _with_run(self, deed: Callable[[RunSnapshot], None]) -> Callable[[], None]:
-        def act() -> None:
+    def _with_run(self, act: Callable[[RunSnapshot], None]) -> Callable[[], None]:
+        # Read at the click: the page shows one run after the other.
+        def act_on_shown() -> None:
             if self._run is not None:
-                deed(self._run)
+                act(self._run)
 
-        return act
+        return act_on_shown
 
 
 class RunProgress(QFrame):
@@ -240,7 +242,7 @@ class RunProgress(QFrame):
         self._show_certificate(run.certificate)
 
     def show_interruptions(self, text: str) -> None:
-        """Show the story of the run's interruptions in one line; empty: there is none."""
+        """Show the story of the run's interruptions in one line; empty: no interruption."""
         self.interruptions.setVisible(bool(text))
         self.interruptions.setText(f"{text}. See Recovery below." if text else "")
 
@@ -251,4 +253,5 @@ class RunProgress(QFrame):
 
     def _show(self, key: str, text: str) -> None:
         self.figures[key].setText(text)
+        # A screen reader would read the figure without its caption.
         self.figures[key].setAccessibleName(f"{self._captions[key].text()}: {text}")

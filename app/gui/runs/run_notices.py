@@ -1,4 +1,4 @@
-"""Notices of a run page: what is urgent about a run, and the result of a verification."""
+"""Notices of a run page: the most urgent problem of a run, and the result of a verification."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOTICE_TONES: dict[RunState, Tone] = {"failed": "error", "interrupted": "warnin
 
 
 def choose_notice(run: RunSnapshot, last_step_age_s: float) -> tuple[Tone, str, str] | None:
-    """Return (tone, message, hint) of the most urgent notice about a run; None: there is none."""
+    """Return (tone, message, hint) of the most urgent notice about a run; None: no notice."""
     alerts = check_run(run, last_step_age_s)
     # Once a run has ended, its own message says more than an alert about its last figures.
     if alerts and (run.state in ACTIVE_STATES or not run.message):

@@ -293,7 +293,7 @@ class RunPage(QWidget):
             self._load(runs.FindCheckpoints(run_id=self.run_id), self._show_checkpoints)
 
     def _load(self, read: Action[T], show: Callable[[str, T], None]) -> Op:
-        """Read something of the run; what cannot be reached stays as it is."""
+        """Read data of the run; on an error, the page keeps its content."""
         show_here = partial(show, self.run_id)
         return self._context.bridge.do(read, show_here, failure=lambda error: None)
 

@@ -32,9 +32,9 @@ class RunsPage(QWidget):
         self.banner = Banner(context.theme)
         self.run_actions = RunActions(context, self, self.banner)
         self.model: RowsModel[RunSnapshot] = RowsModel(
-            # The table filters by these words, too: people look for a run by its model.
             run_columns(context.cluster.now_s),
             key=lambda run: run.run_id,
+            # The filter searches these words, too: users look for a run by its model.
             words=lambda run: f"{run.spec.model} {run.spec.adapter.kind} {run.run_id}",
         )
         self.table = TableView(context.theme, self.model, "Runs")
@@ -127,6 +127,7 @@ class RunsPage(QWidget):
 
     def _choose(self) -> None:
         is_known = self._context.cluster.is_open
+        # Before the core is open, no runs are known yet, which does not mean that there are none.
         self._stack.setCurrentIndex(1 if self.model.rows() else 0 if is_known else 2)
         run = self.table.selected()
         for name, is_possible in (
@@ -142,7 +143,7 @@ class RunsPage(QWidget):
         self._buttons["compare"].setEnabled(2 <= count <= MOST_RUNS)
         for widget in (*self._buttons.values(), self.filter):
             widget.setVisible(bool(self.model.rows()))
-        # An empty page has its own in the middle.
+        # An empty page has its own button in the middle.
         self._new.setVisible(bool(self.model.rows()) or not is_known)
 
     def _open(self) -> None:

@@ -24,7 +24,7 @@ class StagesPane(QWidget):
     """One line per rank: its layers as a strip, its memory as planned and as measured."""
 
     has_stages = Signal(bool)
-    """Whether the run has stages, so that other runs do not show the tab."""
+    """True if the run has stages; other runs hide the tab."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class StagesPane(QWidget):
         column.addWidget(make_scroll_area(body), 1)
 
     def show_forecast(self, forecast: Forecast | None) -> None:
-        """Show how an attempt was divided; None, or another mode: there are no stages."""
+        """Show the stages of an attempt; None, or another mode: no stages."""
         self._rows = list_run_stages(forecast) if forecast is not None else []
         self.has_stages.emit(bool(self._rows))
         text = ""
@@ -96,5 +96,5 @@ class StageLine(QWidget):
         self._text.setText(", ".join(part for part in (row.layers_text, planned, measured) if part))
 
     def text(self) -> str:
-        """Return all that the line says."""
+        """Return the whole text of the line."""
         return f"{self._title.text()}, {self._text.text()}"

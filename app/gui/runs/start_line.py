@@ -1,4 +1,4 @@
-"""The line below a run's figures: what its start does, then the progress of its steps.
+"""The line below a run's figures: the phase of its start, then the progress of its steps.
 
 Both take the same height, so that nothing moves when the first step is done.
 """
@@ -18,9 +18,9 @@ from app.gui.session.live_state import LiveState
 from app.presentation.start_text import describe_start, find_share
 
 START_BAR_PX = 220
-"""Width of the bar of a phase, beside its sentence."""
+"""Width of the bar of a phase, next to its sentence, in pixels."""
 COUNT_MS = 1000
-"""Interval of the updates of what a start says, in milliseconds."""
+"""Interval between updates of the sentence of a start, in milliseconds."""
 
 
 def read_clock(cluster: LiveState, run: RunSnapshot) -> float:
@@ -64,7 +64,7 @@ class StartLine(QWidget):
 
     @property
     def is_starting(self) -> bool:
-        """Whether it shows a start."""
+        """True while it shows a start."""
         return self._stack.currentWidget() is self._start
 
     def show_start(self, progress: PhaseProgress | None, read_clock: Callable[[], float]) -> None:
@@ -79,7 +79,7 @@ class StartLine(QWidget):
             self._timer.start()
 
     def count(self) -> None:
-        """Show the start as it is now: its node reports only where it is."""
+        """Update the time of the start: its node reports only changes of phase and share."""
         progress = self._progress
         if progress is None:
             return

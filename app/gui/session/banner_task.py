@@ -37,7 +37,7 @@ def last_with_run(
         context: of the window.
         banner: shows the message.
         run_id: run that the message is about.
-        with_state: False for a result that holds whatever becomes of this attempt.
+        with_state: False for a result that stays true after this attempt.
     """
 
     def key() -> object:
@@ -59,7 +59,7 @@ def last_with_node(context: Context, banner: Banner, name: str) -> None:
     last_while(context, banner, lambda: key() == shown)
 
 
-def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
+def run_in_banner(  # noqa: PLR0913 - all texts of a banner
     bridge: Bridge,
     banner: Banner,
     action: Action[T],
@@ -86,7 +86,7 @@ def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
         stopped: called after Cancel.
         failed: shows an error in the banner; None: it stays there until it is dismissed.
         heard: receives each event of the action, also those that the banner does not show.
-        at_close: what closing the window does to the action; empty: nobody is asked.
+        at_close: effect of closing the window on the action; empty: closing asks nothing.
     """
 
     def show(text: str) -> None:
@@ -129,7 +129,7 @@ def build_environment_in_banner(
 ) -> None:
     """Build the training environment on node `name`, with progress in the banner.
 
-    Hashes that Rackless does not ship are taken once a person has pressed the button for that.
+    Hashes that Rackless does not ship are accepted only by a button of their own.
     """
 
     def show_failure(error: RacklessError) -> None:

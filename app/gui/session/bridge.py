@@ -58,7 +58,7 @@ class Op:
         self._bridge = bridge
         self.callbacks = callbacks
         self.at_close = at_close
-        """What closing the window does to the work; empty: nothing that a person would miss."""
+        """Effect of closing the window on the work; empty: none worth a question."""
         self.task: asyncio.Task[None] | None = None
         self.is_done = False
 
@@ -105,6 +105,7 @@ class Bridge(QObject):
     def __init__(self, open_core: OpenCore, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._open_core = open_core
+        # Both threads use these without a lock: append and popleft of a deque are atomic.
         self._inbox: deque[Callable[[], None]] = deque()
         self._samples: deque[SampleArrived] = deque(maxlen=MAX_SAMPLES)
         self._is_armed = False
@@ -115,6 +116,7 @@ class Bridge(QObject):
         self._waiting: list[Callable[[], None]] = []
         self._held: dict[int, tuple[Op, Work[Any]]] = {}
         self._keys = itertools.count()
+        # Guards `_loop` and `_waiting`: calls may come before the core's thread has made its loop.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._garbage: MainThreadCollector | None = None
@@ -159,19 +161,19 @@ class Bridge(QObject):
 
         Each `report(value)` of the work calls `progress(value)` on the Qt thread. Without
         `failure`, a UserError goes to `failed`; any other exception always goes to `crashed`. A
-        callback that belongs to a deleted widget is skipped. `at_close` is a sentence for people:
-        what closing the window does to the work; without it, nobody is asked. References that the
-        work and its callbacks hold are released here, never on the core's thread, which must not
-        be the one to destroy a widget.
+        callback that belongs to a deleted widget is skipped. `at_close` is a sentence for the user
+        on the effect of closing the window; without it, closing asks nothing.
         """
         op = Op(self, _Callbacks(success, failure, progress), at_close)
         key = next(self._keys)
+        # Held until `_release`: references to widgets must be dropped on the Qt thread, since the
+        # thread that drops the last one destroys the widget.
         self._held[key] = (op, work)
         self.call_soon(functools.partial(self._start_op, op, work, key))
         return op
 
     def closing_notes(self) -> tuple[str, ...]:
-        """Return what closing does to the work that is under way now, the oldest first."""
+        """Return the effects of closing on the work under way, the oldest first."""
         notes = (op.at_close for op, _ in self._held.values() if not op.is_done)
         return tuple(dict.fromkeys(filter(None, notes)))
 
@@ -217,6 +219,7 @@ class Bridge(QObject):
             self.sampled.emit(batch)
 
     def _finish(self, op: Op, value: object, error: BaseException | None) -> None:
+        # Cancelled while this call waited in the queue.
         if op.is_done:
             return
         op.is_done = True
@@ -244,6 +247,7 @@ class Bridge(QObject):
     # ------------------------------------------------------------ core's thread
 
     def _arm(self) -> None:
+        # Both threads may pass this test at once, which only costs a drain of an empty inbox.
         if not self._is_armed:
             self._is_armed = True
             self._wake.emit()
@@ -255,6 +259,7 @@ class Bridge(QObject):
     def _receive(self, event: Event) -> None:
         if isinstance(event, SampleArrived):
             self._samples.append(event)
+            # One wake-up per frame: further samples find the flag set.
             if not self._frame_due:
                 self._frame_due = True
                 self._arm()
@@ -271,6 +276,7 @@ class Bridge(QObject):
             _log.exception("the core's thread ended")
             text = _describe(error)
             self._post(lambda: self.crashed.emit(text))
+        # After a failure, too: the window ends only once the core is closed.
         self._post(self.closed.emit)
 
     async def _serve(self) -> None:
@@ -294,7 +300,7 @@ class Bridge(QObject):
     async def _run_op(self, op: Op, work: Work[T]) -> None:
         if op.is_done or self._core is None:
             return
-        # Shielded: cancelling this operation must not cancel the future that all of them await.
+        # Shielded: cancelling this operation must not cancel the future that all operations await.
         core = await asyncio.shield(self._core)
         try:
             value = await work(core, lambda item: self._post(lambda: self._progress(op, item)))

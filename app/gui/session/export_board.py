@@ -78,7 +78,7 @@ class ExportBatch(QObject):
             lambda made: self._finish(row, made),
             lambda error: self._fail(row, error),
             lambda event: self._show_progress(row, event),
-            at_close=f"The export of {self.run_id} stops. Finished files are kept.",
+            at_close=f"Exporting {job.label} stops. Finished files are kept.",
         )
         self.changed.emit()
 

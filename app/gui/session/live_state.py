@@ -71,12 +71,12 @@ class LiveState(QObject):
         return tuple(run for run in self.run_list() if run.state in ACTIVE_STATES)
 
     def current_run(self, run_id: str) -> RunSnapshot | None:
-        """Return a run as it is to be shown: without the figures of nodes that are silent."""
+        """Return a run for display: without the figures of silent nodes."""
         run = self.runs.get(run_id)
         return None if run is None else current_run(run, self.nodes, self.now_s())
 
     def has_silent_nodes(self, run: RunSnapshot) -> bool:
-        """Return whether ages of an active run's nodes have to be kept up to date."""
+        """Return whether an active run has silent nodes, whose ages need updates."""
         return run.state in ACTIVE_STATES and any(
             is_silent(self.nodes.get(name), self.now_s()) for name in run.nodes
         )
@@ -89,7 +89,7 @@ class LiveState(QObject):
             self._apply(RunChanged(run))
 
     def _fill(self, nodes: tuple[NodeSnapshot, ...], runs: tuple[RunSnapshot, ...]) -> None:
-        # As events: a page learns of the first snapshots in the same way as of later ones.
+        # As events, so that pages take the first snapshots in the same way as later ones.
         self.is_open = True
         for node in nodes:
             self._apply(NodeChanged(node))
@@ -106,7 +106,7 @@ class LiveState(QObject):
                 self.telemetry.forget(name)
                 self.structure_changed.emit()
                 self.node_removed.emit(name)
-                self._tell_runs_of(name)
+                self._signal_runs_of(name)
             case RunChanged(run):
                 # State before signal, here as everywhere: receivers read from this object.
                 self.runs[run.run_id] = run
@@ -133,7 +133,7 @@ class LiveState(QObject):
             self.structure_changed.emit()
         self.node_changed.emit(node.name)
         if before is None or before.state != node.state:
-            self._tell_runs_of(node.name)
+            self._signal_runs_of(node.name)
 
     def _add_samples(self, events: list[SampleArrived]) -> None:
         changed = set()
@@ -152,8 +152,8 @@ class LiveState(QObject):
         if changed:
             self.devices_changed.emit(sorted(changed))
 
-    def _tell_runs_of(self, node: str) -> None:
-        """Signal the active runs of a node: what is known of them has changed with its state."""
+    def _signal_runs_of(self, node: str) -> None:
+        """Signal the active runs of a node: their displayed figures depend on its state."""
         for run in self.active_runs():
             if node in run.nodes:
                 self.run_changed.emit(run.run_id)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.flows.palette import Entry
+from app.flows.palette import PaletteEntry
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    entry: Entry
+    entry: PaletteEntry
     act: Callable[[], object]
     """Runs on the Qt thread, after the palette has closed."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from app.events import RunSnapshot
-from app.flows.palette import Entry
+from app.flows.palette import PaletteEntry
 from app.gui.kit.actions import TEXTS
 from app.gui.runs.run_actions import RunActions, can_export, can_resume, can_save, can_stop
 from app.gui.session.context import Context
@@ -35,7 +35,7 @@ def list_commands(
 def _pages(window: Shell) -> Iterator[Command]:
     for name in PLACES:
         texts = TEXTS[name]
-        entry = Entry(
+        entry = PaletteEntry(
             title=texts.text,
             group="page",
             icon=name,
@@ -55,7 +55,7 @@ def _actions(window: Shell) -> Iterator[Command]:
         if action.isEnabled():
             # `Light` alone says nothing outside its menu.
             title = f"Theme: {texts.text}" if name in ("system", "light", "dark") else texts.text
-            entry = Entry(
+            entry = PaletteEntry(
                 title=title,
                 group="action",
                 icon=texts.icon or "right",
@@ -71,7 +71,7 @@ def _open_run(window: Shell, context: Context, run: RunSnapshot) -> Command:
     if run.state == "running":
         notes.append(show_share(progress_share(run)))
     notes.append(show_moment(run.started_s or run.created_s, now_s))
-    entry = Entry(
+    entry = PaletteEntry(
         title=run.name,
         group="run",
         icon="runs",
@@ -85,7 +85,9 @@ def _nodes(window: Shell, context: Context) -> Iterator[Command]:
     now_s = context.cluster.now_s()
     for node in context.cluster.node_list():
         note = f"{describe_node(node, now_s).text} \u00b7 {node.address}"
-        entry = Entry(title=node.name, group="node", icon="nodes", note=note, words="open show pc")
+        entry = PaletteEntry(
+            title=node.name, group="node", icon="nodes", note=note, words="open show pc"
+        )
         yield Command(entry, partial(window.open_node, node.name))
 
 
@@ -102,7 +104,7 @@ def _run_actions(
     )
     for verb, icon, is_possible, act in offered:
         if is_possible:
-            entry = Entry(
+            entry = PaletteEntry(
                 title=f"{verb} {run.name}",
                 group="run",
                 icon=icon,

@@ -1,6 +1,6 @@
 """Run the demo in a process of its own, with its own window and home folder.
 
-The person's own nodes and runs are left alone.
+The user's own nodes and runs are not touched.
 """
 
 from __future__ import annotations

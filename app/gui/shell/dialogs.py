@@ -102,7 +102,7 @@ class Dialogs:
         dialog.activateWindow()
 
     def save_report(self) -> None:
-        """Ask where to, and save a report for a helper there."""
+        """Ask for a file, and save a report for support there."""
         from app.gui.shell.report_process import WHAT, ReportProcess
 
         if self._report is None:
@@ -110,7 +110,7 @@ class Dialogs:
         if self._report.is_busy:
             return
         name = time.strftime("rackless-report-%Y%m%d-%H%M%S.zip")
-        question = "Save a report for somebody who helps?"
+        question = "Save a report for support?"
         if not confirm(self._window, self._context.theme, question, WHAT, "Choose a file"):
             return
         chosen, _ = QFileDialog.getSaveFileName(
@@ -127,5 +127,5 @@ class Dialogs:
         # Kept, unlike the dialogs: the palette has to find out that it is open, to close then.
         if self._palette is None:
             self._palette = CommandPalette(self._context.theme, self._window)
-        # Listed anew at each opening: runs and nodes come and go.
+        # Listed again at each opening: runs and nodes come and go.
         self._palette.open_with(list_commands(self._window, self._context, self.repeat_run))

@@ -27,7 +27,7 @@ SEARCH_MS = 120
 
 
 class HelpDialog(QDialog):
-    """Not modal: a person reads it beside the page that the problem is on."""
+    """Not modal: the user reads it next to the page that has the problem."""
 
     def __init__(self, theme: Theme, parent: QWidget) -> None:
         super().__init__(parent)
@@ -63,7 +63,7 @@ class HelpDialog(QDialog):
         self.field.setFocus()
 
     def open_topic(self, topic: str) -> None:
-        """Show the section with this topic; the whole list stays beside it."""
+        """Show the section with this topic; the whole list stays visible."""
         self.field.clear()
         self._search()
         section = find_section(topic)

@@ -1,4 +1,4 @@
-"""The main window: navigation on the left, the chosen page beside it, menus above.
+"""The main window: navigation on the left, the chosen page on the right, menus above.
 
 It only lays out pages and connects their signals; pages know nothing of each other.
 """
@@ -109,7 +109,7 @@ class MainWindow(Shell):
         self.runs.run_opened.connect(self.open_run)
         self.runs.repeat_wanted.connect(self.dialogs.repeat_run)
         self.runs.compare_wanted.connect(self.compare_runs)
-        self.nodes.told.connect(lambda tell: tell(self.banner))
+        self.nodes.ended_unseen.connect(lambda show: show(self.banner))
         self.artifacts.export_wanted.connect(lambda: self.go_to("runs"))
         self._context.preferences.changed.connect(self._take_setting)
         bridge.failed.connect(self.show_error)
@@ -238,7 +238,7 @@ class MainWindow(Shell):
 
 
 def import_lazy_pages() -> None:
-    """Import pages and dialogs that the first frame did not need, before a person opens them."""
+    """Import pages and dialogs that the first frame did not need, before the user opens them."""
     for name in ("runs.run_page", "new_run.new_run_dialog", "nodes.add_node_dialog"):
         importlib.import_module(f"app.gui.{name}")
 
@@ -249,5 +249,5 @@ async def store_setting(core: CoreApi, key: str, value: Value) -> None:
 
 
 async def read_notice(core: CoreApi) -> str:
-    """Return the store's message for the person; empty for none."""
+    """Return the store's message for the user; empty for none."""
     return core.notice

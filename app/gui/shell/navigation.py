@@ -19,6 +19,7 @@ class Navigation(QWidget):
     def __init__(self, theme: Theme, actions: Actions) -> None:
         super().__init__()
         self.setObjectName("navigation")
+        # Without it, a plain QWidget ignores the background of the style sheet.
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setFixedWidth(WIDTH_PX)
         self._theme = theme

@@ -1,4 +1,4 @@
-"""Save a report for a helper in a process of its own: it works where the window's core does not."""
+"""Save a report for support in a process of its own: it works where the window's core does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHAT = (
 
 
 class ReportProcess(QObject):
-    """One report at a time; how far it is shows in a banner."""
+    """One report at a time, with its progress in a banner."""
 
     def __init__(self, banner: Banner, home: Path | None, parent: QObject) -> None:
         super().__init__(parent)
@@ -36,16 +36,16 @@ class ReportProcess(QObject):
         return self._process.state() != QProcess.ProcessState.NotRunning
 
     def start(self, file: Path) -> None:
-        """Begin to write the report; a message above the page says when it is there."""
+        """Start writing the report; a message above the page announces the result."""
         self._file = file
         file.unlink(missing_ok=True)  # the file dialog has asked
         environ = python_environ(os.environ, *same_source())
         if self._home is not None:
             environ[HOME_VARIABLE] = str(self._home)
-        told = QProcessEnvironment()
+        environment = QProcessEnvironment()
         for name, value in environ.items():
-            told.insert(name, value)
-        self._process.setProcessEnvironment(told)
+            environment.insert(name, value)
+        self._process.setProcessEnvironment(environment)
         self._process.setWorkingDirectory(SAFE_FOLDER)
         command = ["-m", "app", "doctor", "--json", "--out", str(file)]
         self._banner.show_message("busy", "Collecting a report", "Nodes have 30 s to answer.")
@@ -67,8 +67,8 @@ class ReportProcess(QObject):
     def _say_failure(self, said: bytes) -> None:
         lines = said.decode("utf-8", "replace").strip().splitlines()
         try:
-            told = json.loads(lines[-1])
-            why, hint = str(told["what"]), str(told["next"])
+            failure = json.loads(lines[-1])
+            why, hint = str(failure["what"]), str(failure["next"])
         except (IndexError, ValueError, TypeError, KeyError):
             why, hint = (lines or ["it ended early"])[-1], "In a terminal: rackless doctor"
         self._banner.show_message("error", f"The report was not saved: {why}", hint)

@@ -1,9 +1,9 @@
 """One window per home: a second start brings the first window forward and exits.
 
 A lock file decides who is first; it names process and boot, so that a crash leaves no lock behind.
-The first instance listens on a local socket beside it. If it does not answer (no socket on this
-file system, or it hangs), the second opens its own window: the store allows several masters, and
-nobody is locked out.
+The first instance listens on a local socket in the same folder. If it does not answer (the file
+system has no sockets, or it hangs), the second opens its own window: the store allows several
+masters, and no user is locked out.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class SingleInstance(QObject):
         from PySide6.QtNetwork import QLocalServer
 
         self._server = QLocalServer(self)
+        # Other users of this PC must not bring the window forward.
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
         self._server.newConnection.connect(self._accept)
         QLocalServer.removeServer(server_name(self._home))  # left by a crash: we hold the lock
@@ -70,6 +71,7 @@ class SingleInstance(QObject):
                 return (
                     socket.waitForReadyRead(left_ms) and bytes(socket.readAll().data()) == _ANSWER
                 )
+            # The first instance may still be starting: it listens only after its first frame.
             if time.monotonic() > end_s:
                 return False
             time.sleep(RETRY_S)

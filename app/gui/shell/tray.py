@@ -9,20 +9,84 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject, QPointF, QRectF, Qt, QTimer
+from PySide6.QtGui import QColor, QIcon, QPainter, QPen, QPixmap, QPolygonF
 from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
 
 from app.events import RunSnapshot
 from app.gui.kit.primitives import escape_mnemonic
+from app.gui.kit.theme import Theme
 from app.gui.session.banner_task import last_while, last_with_run
 from app.gui.session.context import Context
 from app.gui.shell.shell import Shell
-from app.gui.shell.tray_icon import draw_tray_icon, picture_key
 from app.telemetry.notices import SETTING_OF, Notice, Notices
 from app.telemetry.state import Tone
 from app.telemetry.stream import DeviceKey
-from app.telemetry.whole import describe_progress, describe_whole
+from app.telemetry.whole import Whole, describe_progress, describe_whole
 from app.text import capitalize, show_foreign
+
+SIZE_PX = 64
+RING_PX = 8.0
+BADGE_PX = 34.0
+STEPS = 20
+"""Number of steps of the ring; few, so that the icon is seldom sent to the desktop."""
+
+# The panel may be light or dark independently of the window, so no theme applies.
+_TRACK, _DONE = QColor(128, 128, 140, 110), QColor("#4f7bff")
+_WARNING, _ERROR, _EDGE = QColor("#e8a100"), QColor("#d93a3a"), QColor("#ffffff")
+
+
+def picture_key(whole: Whole) -> tuple[str, int | None]:
+    """Return the values that the icon depends on; equal keys mean equal icons."""
+    badge = whole.tone if whole.tone in ("warning", "error") else ""
+    return badge, None if whole.share is None else round(whole.share * STEPS)
+
+
+def draw_tray_icon(theme: Theme, whole: Whole) -> QIcon:
+    """Return the icon for the state of all nodes and runs."""
+    badge, step = picture_key(whole)
+    pixmap = QPixmap(SIZE_PX, SIZE_PX)
+    pixmap.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(pixmap)
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    area = QRectF(pixmap.rect())
+    inset = 0.0 if step is None else RING_PX + 5
+    mark = round(SIZE_PX - 2 * inset)
+    painter.drawPixmap(QPointF(inset, inset), theme.pixmap("rackless", "text", mark))
+    if step is not None:
+        ring = area.adjusted(RING_PX / 2, RING_PX / 2, -RING_PX / 2, -RING_PX / 2)
+        painter.setPen(QPen(_TRACK, RING_PX))
+        painter.drawEllipse(ring)
+        pen = QPen(_DONE, RING_PX)
+        pen.setCapStyle(Qt.PenCapStyle.FlatCap)
+        painter.setPen(pen)
+        # Qt counts in sixteenths of a degree, anticlockwise from three o'clock.
+        # At least one step, so that a run that has just started shows an arc.
+        painter.drawArc(ring, 90 * 16, -round(360 * 16 * max(step, 1) / STEPS))
+    if badge:
+        corner = QRectF(SIZE_PX - BADGE_PX, SIZE_PX - BADGE_PX, BADGE_PX, BADGE_PX)
+        (_draw_cross if badge == "error" else _draw_triangle)(painter, corner)
+    painter.end()
+    return QIcon(pixmap)
+
+
+def _draw_triangle(painter: QPainter, area: QRectF) -> None:
+    inner = area.adjusted(3, 3, -3, -3)
+    top = QPointF(inner.center().x(), inner.top())
+    painter.setPen(QPen(_EDGE, 4, Qt.PenStyle.SolidLine, Qt.PenCapStyle.RoundCap))
+    painter.setBrush(_WARNING)
+    painter.drawPolygon(QPolygonF([top, inner.bottomRight(), inner.bottomLeft()]))
+
+
+def _draw_cross(painter: QPainter, area: QRectF) -> None:
+    painter.setPen(QPen(_EDGE, 3))
+    painter.setBrush(_ERROR)
+    painter.drawEllipse(area.adjusted(2, 2, -2, -2))
+    arm = area.adjusted(12, 12, -12, -12)
+    painter.setPen(QPen(_EDGE, 4, Qt.PenStyle.SolidLine, Qt.PenCapStyle.RoundCap))
+    painter.drawLine(arm.topLeft(), arm.bottomRight())
+    painter.drawLine(arm.topRight(), arm.bottomLeft())
+
 
 REFRESH_MS = 1000
 """Minimum interval between two updates of icon and menu, in milliseconds."""
@@ -44,6 +108,7 @@ class Tray(QObject):
         self._context, self._window = context, window
         self._cluster = context.cluster
         self._notices = Notices()
+        # For a click on a notification: Qt does not say on which, so it is the newest one.
         self._opens: Callable[[], object] = window.come_forward
         self._key: object = None
         self._shown: tuple[str, ...] = ()
@@ -96,7 +161,7 @@ class Tray(QObject):
             self._fill_menu(whole.text)
 
     def _active_runs(self) -> list[RunSnapshot]:
-        """Return the active runs as they are to be shown."""
+        """Return the active runs for display, without the figures of silent nodes."""
         cluster = self._cluster
         return [cluster.current_run(run.run_id) or run for run in cluster.active_runs()]
 

@@ -25,13 +25,13 @@ class WindowState:
     """QWidget.saveGeometry in hex; empty if never saved."""
     page: str = "overview"
     was_told_closing: bool = False
-    """Whether the message that runs continue without the window was shown."""
+    """True if the message that runs continue without the window was shown."""
     wall_as_table: bool = False
-    """Whether the overview shows a table instead of cards."""
+    """True if the overview shows a table instead of cards."""
     draft: dict[str, str] = field(default_factory=dict)
     """Answers of a New run form that was closed without starting; empty for none."""
     was_told_hiding: bool = False
-    """Whether the message that a closed window stays in the tray was shown."""
+    """True if the message that a closed window stays in the tray was shown."""
 
 
 def read_window_state(home: Path) -> WindowState:
@@ -44,7 +44,7 @@ def read_window_state(home: Path) -> WindowState:
     state = WindowState()
     if isinstance(stored, dict):
         for name, default in asdict(state).items():
-            # One by one: a value that is missing or of another type costs none of the others.
+            # One by one: a missing or mistyped value must not reset the others.
             if isinstance(stored.get(name), type(default)):
                 setattr(state, name, stored[name])
     return state

@@ -25,7 +25,7 @@ class DeviceRow:
     status: Status
     reading: StreamReading
     is_live: bool
-    """Whether the figures are current; others are not shown."""
+    """True if the figures are current; others are not shown."""
 
 
 def make_row(device: Device, node: NodeSnapshot, now_s: float) -> DeviceRow:

@@ -22,7 +22,7 @@ SORT_ROLE = int(Qt.ItemDataRole.UserRole)
 STATUS_ROLE = SORT_ROLE + 1
 """A Status, drawn with its glyph and colour."""
 PROGRESS_ROLE = SORT_ROLE + 2
-"""A share from 0 to 1, drawn as a bar beside the text."""
+"""A share from 0 to 1, drawn as a bar next to the text."""
 SPLIT_ROLE = SORT_ROLE + 3
 """Shares of a whole, drawn as one stacked bar; the text is the tooltip."""
 WORDS_ROLE = SORT_ROLE + 4
@@ -38,11 +38,11 @@ class Column(Generic[T]):
     tip: str = ""
     """Tooltip of the header."""
     is_number: bool = False
-    """Whether the text is aligned to the right."""
+    """True if the text is aligned to the right."""
     width_px: int = 120
     """Initial width; the minimum for a column that stretches."""
     stretches: bool = False
-    """Whether the column takes a share of the spare width."""
+    """True if the column takes a share of the spare width."""
     status: Callable[[T], Any] | None = None
     progress: Callable[[T], float | None] | None = None
     split: Callable[[T], tuple[float, ...]] | None = None
@@ -126,6 +126,7 @@ class RowsModel(QAbstractTableModel, Generic[T]):
             return
         self.beginRemoveRows(QModelIndex(), place, place)
         del self._rows[place]
+        # The rows below have moved up.
         self._places = {self._key(row): number for number, row in enumerate(self._rows)}
         self.endRemoveRows()
 
@@ -140,6 +141,7 @@ class RowsModel(QAbstractTableModel, Generic[T]):
     # ------------------------------------------------------------ Qt
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008 - Qt's own signature
+        # A valid parent is a row, and the rows of a table have none below them.
         return 0 if parent.isValid() else len(self._rows)
 
     def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008 - Qt's own signature

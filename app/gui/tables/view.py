@@ -81,6 +81,7 @@ class CellDelegate(QStyledItemDelegate):
             paint_status(painter, self._theme, status, area, 13)
         else:
             self._paint_progress(painter, area, share or 0.0, text)
+        # The painter is shared with the cells that the style draws.
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
 
     def _paint_split(self, painter: QPainter, style: Any, parts: tuple[float, ...]) -> None:
@@ -129,7 +130,7 @@ class TableView(QTableView, Generic[T]):
         super().__init__()
         self._rows, self._theme = model, theme
         self._words = ""
-        # Rows of the proxy are those on screen; every index is mapped before it meets the model.
+        # Rows of the proxy are those on screen; every index is mapped before the model sees it.
         self._proxy = QSortFilterProxyModel(self)
         self._proxy.setSortRole(SORT_ROLE)
         self._proxy.setFilterRole(WORDS_ROLE)
@@ -161,12 +162,12 @@ class TableView(QTableView, Generic[T]):
         self.sortByColumn(titles.index(title), order)
 
     def say_when_empty(self, words: str) -> None:
-        """Set what stands in the middle of the table while it has no rows."""
+        """Set the text in the middle of an empty table."""
         self._words = words
         self.viewport().update()
 
     def keep_to_rows(self, num_least: int) -> None:
-        """Take no more height than the present rows need, or `num_least` of them."""
+        """Limit the height to that of the present rows, or of `num_least` rows."""
         bar = self.horizontalScrollBar()
         bar_px = bar.sizeHint().height() if bar.maximum() > 0 else 0
         head_px = self.horizontalHeader().sizeHint().height() + 2 * self.frameWidth()

@@ -1,4 +1,4 @@
-"""A PC that could become a node, and what is known of it without logging in."""
+"""A PC that could become a node, with its properties that need no login."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _OVERLAYS = (("tailscale", "Tailscale"), ("wg", "WireGuard"), ("zt", "ZeroTier")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class PcCandidate:
     target: str
-    """What to give to `--ssh`: a name of ~/.ssh/config, or a host, with its port if it is not 22;
-    a user may have to be put before it."""
+    """Argument for `--ssh`: a name of ~/.ssh/config, or a host, with its port if it is not 22. The
+    user name may be missing."""
     host: str
-    """Address or host name; empty: not resolved, as of a host behind a jump host."""
+    """Address or host name; empty if not resolved, as for a host behind a jump host."""
     port: int
     name: str = ""
-    """Name that the PC or the configuration gives it; empty: none is known."""
+    """Name from the PC or the configuration; empty if unknown."""
     sources: tuple[Source, ...]
     state: PortState
-    """Whether the SSH port answers; not tried: it is behind another host."""
+    """State of the SSH port; `not-tried` behind another host."""
     banner: str = ""
     """First line of the SSH server, such as `SSH-2.0-OpenSSH_9.6p1 Ubuntu-3`."""
     overlay: str = ""
-    """Name of the virtual network that leads to it, such as Tailscale; empty: none is known."""
+    """Name of the virtual network that leads to it, such as Tailscale; empty if there is none."""
     node: str = ""
-    """Name of the node that it is already; empty: none."""
+    """Name of the node that it already is, or empty."""
 
 
 def name_overlay(address: str, interface: str = "") -> str:

@@ -1,7 +1,6 @@
 """Collect PCs that could become nodes: from ~/.ssh/config, mDNS and the neighbour table.
 
-A TCP connection to the SSH port is all that a candidate sees: the server sends its banner first, so
-we send nothing.
+A candidate sees only a TCP connection to its SSH port.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.errors import UserError
-from app.nodes.discovery.candidate import Candidate, PortState, Source, name_overlay
+from app.nodes.discovery.candidate import PcCandidate, PortState, Source, name_overlay
 from app.nodes.discovery.mdns import Announced, ask_mdns
 from app.nodes.discovery.neighbours import Neighbour, own_addresses, read_neighbours
 from app.nodes.node import DEFAULT_SSH_PORT, Node, SshAddress
@@ -25,13 +24,13 @@ PORTS = (DEFAULT_SSH_PORT, 2222)
 PORT_TIMEOUT_S = 1.0
 MAX_AT_ONCE = 64
 MAX_BANNER_BYTES = 255
-# Accounts of code hosting, which let nobody have a shell.
+# Accounts of code hosting, which give no shell.
 _NO_SHELL_USERS = frozenset({"git"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sources:
-    """What is known before anything is tried."""
+    """Names and addresses from the sources, before any connection."""
 
     ssh_hosts: tuple[SshHost, ...] = ()
     announced: tuple[Announced, ...] = ()
@@ -40,7 +39,7 @@ class Sources:
     """This PC's addresses and the network device of each."""
 
 
-async def discover(nodes: Iterable[Node]) -> tuple[Candidate, ...]:
+async def discover(nodes: Iterable[Node]) -> tuple[PcCandidate, ...]:
     """Return the candidates of this network, those that answer first.
 
     Neighbours whose SSH ports are closed are left out: telephones, printers, televisions.
@@ -58,11 +57,11 @@ async def discover(nodes: Iterable[Node]) -> tuple[Candidate, ...]:
     return await try_candidates(list_candidates(sources), nodes, sources)
 
 
-def list_candidates(sources: Sources) -> tuple[Candidate, ...]:
-    """Return what the sources name, each place once, with all that is known of it."""
-    found: dict[tuple[str, int], Candidate] = {}
+def list_candidates(sources: Sources) -> tuple[PcCandidate, ...]:
+    """Merge the entries of the sources into one candidate per host and port."""
+    found: dict[tuple[str, int], PcCandidate] = {}
 
-    def put(one: Candidate) -> None:
+    def put(one: PcCandidate) -> None:
         known = found.get((one.host or one.target, one.port))
         if known is None:
             found[one.host or one.target, one.port] = one
@@ -84,16 +83,16 @@ def list_candidates(sources: Sources) -> tuple[Candidate, ...]:
 
 
 async def try_candidates(
-    candidates: Iterable[Candidate], nodes: Iterable[Node], sources: Sources
-) -> tuple[Candidate, ...]:
-    """Return the candidates with the state of their SSH ports, and the nodes among them."""
+    candidates: Iterable[PcCandidate], nodes: Iterable[Node], sources: Sources
+) -> tuple[PcCandidate, ...]:
+    """Return the candidates with the state of their SSH ports, and mark those that are nodes."""
     gate = asyncio.Semaphore(MAX_AT_ONCE)
     places = {
         (n.address.host, n.address.port): n.name for n in nodes if isinstance(n.address, SshAddress)
     }
     devices = {one.address: one.interface for one in sources.neighbours}
 
-    async def look(one: Candidate) -> tuple[str, Candidate]:
+    async def look(one: PcCandidate) -> tuple[str, PcCandidate]:
         if one.state == "not-tried":
             return one.target, one
         async with gate:
@@ -110,7 +109,7 @@ async def try_candidates(
             node=places.get((one.host, one.port)) or places.get((address, one.port)) or "",
         )
 
-    tried: dict[tuple[str, int], Candidate] = {}
+    tried: dict[tuple[str, int], PcCandidate] = {}
     for address, one in await asyncio.gather(*(look(one) for one in candidates)):
         # A host name of ~/.ssh/config and an address of the network may be one PC.
         first = tried.setdefault((address, one.port), one)
@@ -122,14 +121,14 @@ async def try_candidates(
     return tuple(sorted(shown, key=lambda one: (order[one.state], one.name or "~", one.host)))
 
 
-def _was_named(one: Candidate) -> bool:
-    """Return whether a person or the PC itself has named it, so that silence is worth a row."""
+def _was_named(one: PcCandidate) -> bool:
+    """Return True if the user or the PC itself named it; then a closed port is shown, too."""
     return one.sources != ("neighbour",)
 
 
-def _from_config(address: SshAddress) -> Candidate:
+def _from_config(address: SshAddress) -> PcCandidate:
     is_direct = not address.jumps and address.proxy_command is None
-    return Candidate(
+    return PcCandidate(
         target=address.alias or address.host,
         host=address.host if is_direct else "",
         port=address.port,
@@ -139,15 +138,15 @@ def _from_config(address: SshAddress) -> Candidate:
     )
 
 
-def _at(host: str, port: int, source: Source, name: str = "") -> Candidate:
+def _at(host: str, port: int, source: Source, name: str = "") -> PcCandidate:
     target = host if port == DEFAULT_SSH_PORT else f"{host}:{port}"
-    return Candidate(
+    return PcCandidate(
         target=target, host=host, port=port, name=name, sources=(source,), state="closed"
     )
 
 
 async def _read_banner(host: str, port: int) -> tuple[str, str | None]:
-    """Return the address that was reached and the banner; None: no SSH server answers."""
+    """Return the address reached and the banner, or None if no SSH server answers."""
     address = host
     try:
         async with asyncio.timeout(PORT_TIMEOUT_S):
@@ -157,6 +156,8 @@ async def _read_banner(host: str, port: int) -> tuple[str, str | None]:
     try:
         address = str(writer.get_extra_info("peername")[0])
         async with asyncio.timeout(PORT_TIMEOUT_S):
+            # The server sends its banner first, so nothing is sent to a PC that may not be the
+            # user's.
             line = await reader.readline()
     except (OSError, TimeoutError, ValueError):
         return address, None
@@ -167,7 +168,7 @@ async def _read_banner(host: str, port: int) -> tuple[str, str | None]:
 
 
 def _device_to(address: str, own: dict[str, str]) -> str:
-    """Return the network device that leads to an address; empty: not known. Sends nothing."""
+    """Return the network device that leads to an address, or "" if unknown; sends nothing."""
     with (
         contextlib.suppress(OSError, UserError),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one,

@@ -1,8 +1,8 @@
-"""Ask the local network for PCs that announce SSH or themselves: a one-shot mDNS query.
+"""Find PCs that announce SSH or themselves on the local network: a one-shot mDNS query.
 
 A query from another port than 5353 is answered directly (RFC 6762, 6.7), so nothing has to listen,
-to join a group or to compete with the system's own responder. That is all that is wanted of mDNS;
-python-zeroconf would keep a browser and a cache.
+join a group or compete with the system's own responder. python-zeroconf would also keep a browser
+and a cache, which are not needed here.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from dataclasses import dataclass, field
 GROUP = ("224.0.0.251", 5353)
 SERVICES = ("_ssh._tcp.local", "_workstation._tcp.local")
 WAIT_S = 1.5
-"""Duration of waiting for answers, in seconds: responders delay theirs by up to 0.5 s."""
+"""Time to wait for answers, in seconds; responders delay theirs by up to 0.5 s."""
 _A, _PTR, _SRV = 1, 12, 33
 _IN = 1
 _UNICAST = 0x8000
+# Limits against damaged or hostile packets.
 _MAX_NAME_PARTS = 64
 _MAX_ANSWERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A PC as it announces itself."""
+    """A PC from its own announcement."""
 
     name: str
-    """Name for people, such as `gamer-pc`."""
+    """Display name, such as `gamer-pc`."""
     address: str
     port: int
-    """SSH port; 22 where it only announces itself."""
+    """SSH port; 22 if the PC announces only itself."""
 
 
 async def ask_mdns(
@@ -61,17 +62,19 @@ async def ask_mdns(
 
 
 def make_query(services: Iterable[str]) -> bytes:
-    """Return a query for the instances of services, to be answered to the asking port."""
+    """Return a query for the instances of services, to be answered to the sending port."""
     asked = list(services)
     questions = b"".join(
-        _encode_name(name) + struct.pack(">HH", _PTR, _IN | _UNICAST) for name in asked
+        # The top bit of the class requests a unicast answer (RFC 6762, 5.4).
+        _encode_name(name) + struct.pack(">HH", _PTR, _IN | _UNICAST)
+        for name in asked
     )
     return struct.pack(">6H", 0, 0, len(asked), 0, 0, 0) + questions
 
 
 @dataclass(slots=True)
 class Records:
-    """What answers say: records by their kind."""
+    """Records of answers, by their kind."""
 
     instances: set[str] = field(default_factory=set)
     """Full names of service instances."""
@@ -82,7 +85,7 @@ class Records:
 
 
 def parse_answer(packet: bytes) -> Records:
-    """Return the records of an answer; a damaged packet gives what stands before the damage."""
+    """Return the records of an answer; of a damaged packet those before the damage."""
     records = Records()
     try:
         for name, kind, data_at, data_end in _read_records(packet):
@@ -94,7 +97,7 @@ def parse_answer(packet: bytes) -> Records:
             elif kind == _A and data_end - data_at == 4:
                 records.addresses[name] = socket.inet_ntoa(packet[data_at:data_end])
     except (struct.error, ValueError, IndexError, OSError):
-        pass  # anybody can send anything to a port
+        pass  # any PC can send anything to this port
     return records
 
 
@@ -117,7 +120,7 @@ class _Collected:
             if address is None:
                 continue
             name = host.removesuffix(".local")
-            # A workstation announces port 9 or 0: discard, which stands for nothing.
+            # A workstation announces port 9 or 0: discard, which is no service.
             is_ssh = instance.endswith(SERVICES[0])
             one = Announced(name, address, port if is_ssh and port else 22)
             found.setdefault((one.address, one.port), one)
@@ -147,7 +150,7 @@ def _open_socket(source: str) -> socket.socket:
 
 
 def _read_records(packet: bytes) -> Iterator[tuple[str, int, int, int]]:
-    """Yield (name, type, start and end of the data) of every record of a packet."""
+    """Yield (name, type, start and end of the data) of each record of a packet."""
     _, _, num_questions, *counts = struct.unpack_from(">6H", packet)
     place = 12
     for _ in range(num_questions):
@@ -161,10 +164,10 @@ def _read_records(packet: bytes) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _read_name(packet: bytes, place: int) -> tuple[str, int]:
-    """Return the name at `place` in lower case, and the place behind it.
+    """Return the name at `place` in lower case, and the position after it.
 
     Raises:
-        ValueError: it has too many parts, as one whose pointers go in a circle.
+        ValueError: it has too many parts, such as a name whose pointers form a loop.
     """
     parts: list[str] = []
     behind: int | None = None
@@ -172,7 +175,7 @@ def _read_name(packet: bytes, place: int) -> tuple[str, int]:
         size = packet[place]
         if size == 0:
             return ".".join(parts).lower(), place + 1 if behind is None else behind
-        if size >= 0xC0:  # the rest stands elsewhere in the packet
+        if size >= 0xC0:  # a pointer: the rest is elsewhere in the packet (RFC 1035, 4.1.4)
             behind = place + 2 if behind is None else behind
             place = struct.unpack_from(">H", packet, place)[0] & 0x3FFF
             continue

@@ -1,7 +1,6 @@
-"""Read which hosts of this network this PC has talked to lately: its neighbour table (ARP).
+"""Read the hosts that this PC has talked to recently: its neighbour table (ARP).
 
-Nothing is sent. Linux has /proc/net/arp; Windows and macOS print the table with `arp -a`, in the
-language of the system, so only addresses are read from it.
+Nothing is sent. Linux has /proc/net/arp; Windows and macOS print the table with `arp -a`.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ TABLE = Path("/proc/net/arp")
 ARP_TIMEOUT_S = 5.0
 _COMPLETE = 0x2
 _SIOCGIFADDR = 0x8915
+# Addresses only: `arp -a` prints its other words in the language of the system.
 _ROW = re.compile(
     r"\(?(\d+\.\d+\.\d+\.\d+)\)?\s+(?:at\s+)?((?:[0-9a-fA-F]{1,2}[:-]){5}[0-9a-fA-F]{1,2})"
 )
@@ -33,11 +33,11 @@ class Neighbour:
     mac: str
     """Hardware address as `aa:bb:cc:dd:ee:ff`."""
     interface: str = ""
-    """Network device that leads to it; empty: not known."""
+    """Network device that leads to it; empty if unknown."""
 
 
 def read_neighbours() -> tuple[Neighbour, ...]:
-    """Return the hosts in the neighbour table; empty where there is none."""
+    """Return the hosts in the neighbour table; empty if this system has no such table."""
     if TABLE.exists():
         return parse_proc_arp(TABLE.read_text(encoding="ascii", errors="replace"))
     try:
@@ -67,7 +67,7 @@ def parse_proc_arp(text: str) -> tuple[Neighbour, ...]:
 
 
 def parse_arp_command(text: str) -> tuple[Neighbour, ...]:
-    """Return the hosts in what `arp -a` prints, whatever its language is."""
+    """Return the hosts in the output of `arp -a`, in any language."""
     found = {}
     for address, mac in _ROW.findall(text):
         plain = ":".join(part.rjust(2, "0") for part in re.split("[:-]", mac.lower()))
@@ -98,10 +98,11 @@ def own_addresses() -> dict[str, str]:
 
 
 def _is_host(address: str, mac: str) -> bool:
-    """Return whether an entry is one host, not a group, a broadcast or an empty place."""
+    """Return True if an entry is one host, not a group, a broadcast or an unresolved address."""
     try:
         found = ipaddress.IPv4Address(address)
     except ValueError:
         return False
+    # The lowest bit of the first byte marks group addresses (IEEE 802).
     is_group = int(mac[:2], 16) & 1
     return not (found.is_multicast or is_group or mac == "00:00:00:00:00:00")

@@ -1,4 +1,4 @@
-"""Chunks that this PC sends itself: of its own files, or of a node that has them."""
+"""Read the chunks that this PC sends: from its own files, or from the node that has them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from app.nodes.files.member import Member
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a file is on this PC."""
+    """Position of a file on this PC."""
 
     root: Path
-    """Folder that no link may lead out of."""
+    """Folder that links must not leave."""
     path: str
-    """Relative to it."""
+    """Path relative to `root`."""
 
 
 class ChunkReader(Protocol):
-    """Where this PC gets the chunks that it sends itself."""
+    """Source of the chunks that this PC sends."""
 
     async def read(self, number: int) -> bytes: ...
 
 
 class LocalChunks:
-    """Chunks of files on this PC."""
+    """Reader of chunks of files on this PC."""
 
     def __init__(self, places: Sequence[Place], files: Sequence[ChunkedFile]) -> None:
         self._places = places
@@ -52,6 +52,8 @@ class LocalChunks:
         place = self._places[chunk.file]
         path = place.root / place.path
         try:
+            # Opened for each chunk: a file that is replaced by a link meanwhile must not be
+            # followed.
             with open_regular(path, place.root) as file:
                 file.seek(chunk.offset)
                 data = file.read(chunk.size_bytes)
@@ -68,7 +70,7 @@ class LocalChunks:
 
 
 class NodeChunks:
-    """Chunks of the node that has the files, for nodes that do not reach it."""
+    """Reader of chunks from the node that has the files, for nodes that cannot reach it."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -81,6 +83,8 @@ class NodeChunks:
             UserError: the node cannot read it.
             NodeUnreachable: the node was lost.
         """
+        # Several targets may need the same chunk: it is requested once, and all wait for one
+        # future.
         if number not in self._asked:
             self._asked[number] = asyncio.get_running_loop().create_future()
             await self._member.say(GiveChunk(chunk=number))
@@ -93,7 +97,7 @@ class NodeChunks:
             asked.set_result(data)
 
     def fail(self, error: RacklessError) -> None:
-        """End all that wait for a chunk."""
+        """Fail all waiting reads."""
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_exception(error)

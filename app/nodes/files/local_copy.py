@@ -1,6 +1,6 @@
 """Copy a folder to another place on this PC, hashing it on the way.
 
-Files are collected in a temporary folder beside the target, which is renamed when it is complete.
+Files are collected in a temporary folder next to the target, which is renamed when it is complete.
 An interrupted copy leaves its finished files there, and the next one verifies them instead of
 copying them again.
 """
@@ -64,7 +64,7 @@ async def copy_folder(
 
 
 def _make_room(temporary: Path, target: Path, files: Sequence[FileEntry]) -> None:
-    # An empty folder that a file dialog has just created is fine, unless we stand in it.
+    # A file dialog may have created an empty folder. Our working directory cannot be removed.
     if target.is_dir() and not any(target.iterdir()) and not is_same_folder(target, Path()):
         target.rmdir()
     if target.exists():

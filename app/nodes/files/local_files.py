@@ -1,7 +1,5 @@
-"""Read and write files of this PC for transfers, without blocking the event loop.
-
-Disk work runs in threads. A thread cannot be cancelled, so a cancelled task waits for the current
-step: afterwards no thread touches the files any more.
+"""Read and write files of this PC for transfers, in threads, so that the event loop is not
+blocked.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+# A thread cannot be cancelled: waiting for it means that no thread touches the files afterwards.
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run `function` in a thread; if cancelled, wait for it to finish first."""
     return await in_stoppable_thread(partial(function, *args, **kwargs), lambda: None)
@@ -39,7 +38,7 @@ async def in_stoppable_thread(function: Callable[[], T], stop: Callable[[], None
         stop()
         await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # it is of no interest any more, and asyncio would complain
+            task.exception()  # retrieved, or asyncio would log it
         raise
 
 
@@ -76,7 +75,7 @@ async def read_blocks(root: Path, name: str, size_bytes: int) -> AsyncGenerator[
 
 
 class FileWriter:
-    """Writer of one file: in threads, hashed, verified and synced to disk when it is closed."""
+    """Writer of one file: in threads, hashed, verified and synced to disk on close."""
 
     def __init__(self, folder: Path, entry: FileEntry, node: str) -> None:
         self._path = folder / entry.path

@@ -1,4 +1,4 @@
-"""The `spread` command of one node, as the master sees it. Nothing that it sends is trusted."""
+"""The `spread` command of one node, seen from the master, which trusts nothing that it sends."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from app.nodes.transport.process import Process
 from app.text import one_line
 
 _MAX_NOISE_BYTES = 256 << 10
+# Maximum length of a node's error message and of its hint, in characters.
 _MAX_SAID = 2000
 HELLO_TIMEOUT_S = 60.0
-"""Time for a node to start its part, in seconds."""
+"""Maximum time for a node to start its part, in seconds."""
 T = TypeVar("T")
 
 
 class Member:
-    """One node of a transfer."""
+    """One node of a transfer: its command, its address and port."""
 
     def __init__(self, client: NodeClient, process: Process) -> None:
         self.name = client.name
@@ -44,17 +45,19 @@ class Member:
 
     @property
     def peer(self) -> str:
-        """Address that our connection to the node leads to; empty: to another host or program."""
+        """Address that our connection to the node leads to; empty if it leads to another host or
+        program.
+        """
         return self._process.peer
 
     @property
     def has_own_address(self) -> bool:
-        """Whether it listens at the address at which this PC reaches it."""
+        """True if the node listens at the address by which this PC reaches it."""
         return bool(self.port and self.peer) and self.address == self.peer
 
     @classmethod
     async def open(cls, client: NodeClient) -> Member:
-        """Start the command and read its first line, after whatever a login script printed.
+        """Start the command and read its hello, skipping output of login scripts.
 
         Raises:
             UserError: the node refuses.
@@ -84,13 +87,14 @@ class Member:
             raise
 
     async def say(self, message: Message, data: bytes = b"") -> None:
-        """Send a message, and the bytes that belong to it.
+        """Send a message with its data.
 
         Raises:
             NodeUnreachable: the connection broke, or the node takes nothing.
-            BrokenPipeError: its command has ended, for a reason that `hear` raises.
+            BrokenPipeError: its command has ended, and `hear` raises the reason.
         """
         try:
+            # A lock: messages and their data must not mix.
             async with self._writing, asyncio.timeout(STORE_TIMEOUT_S):
                 await self._process.write(to_line(message) + data)
         except TimeoutError as error:
@@ -106,7 +110,7 @@ class Member:
             NodeUnreachable: the connection broke, or it takes too long.
         """
         try:
-            # It hashes what it has of the files first.
+            # The node first hashes the files that it has.
             async with asyncio.timeout(HEADER_TIMEOUT_S):
                 message, _ = await self.hear()
         except TimeoutError as error:
@@ -118,10 +122,10 @@ class Member:
         return message
 
     async def hear(self) -> tuple[Message, bytes]:
-        """Return the next message of the node, and the bytes that belong to it.
+        """Return the next message of the node with its data.
 
         Raises:
-            UserError: the node has failed, or sends what is no message.
+            UserError: the node has failed, or sends an invalid message.
             NodeUnreachable: the connection broke.
         """
         line = await self._line()
@@ -143,7 +147,7 @@ class Member:
         return message, data
 
     async def close(self) -> None:
-        """End the node's part; what it has stays there."""
+        """End the node's part; the node keeps the chunks that it has."""
         await self._process.close(1.0)
 
     async def _line(self) -> bytes:
@@ -164,7 +168,7 @@ class Member:
         self._buffer += data
 
     def broken(self, reason: str) -> UserError:
-        """Return the error for what a node of ours does not do."""
+        """Return the protocol-violation error."""
         return UserError(
             f"The transfer to {self.name} broke off: {one_line(reason)}",
             "Start it again: what is complete is not sent twice",

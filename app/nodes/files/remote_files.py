@@ -1,6 +1,7 @@
-"""Drive the node's end of a transfer: feed its `receive` command, or read its `send` command.
+"""Drive the node's end of a transfer: write to its `receive` command, or read from its `send`
+command.
 
-Both are commands of the agent's archive on a connection of their own (agents/node/files.py). Login
+Both are commands of the agent's archive on a separate connection (agents/node/files.py). Login
 scripts may print before our first line; nothing that a node sends is trusted.
 """
 
@@ -23,28 +24,29 @@ from app.nodes.client import NodeClient
 from app.nodes.transport.process import Process
 from app.text import one_line
 
-# Bounds of what a node may send before we give up, in bytes.
+# Limits of what a node may send, in bytes.
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_ANSWER_BYTES = 1 << 20
 _MAX_NOISE_BYTES = 256 << 10
+# Maximum length of a node's error message and of its hint, in characters.
 _MAX_SAID = 2000
 MAX_FILES = 20_000
-"""Number of files of one folder; the largest models have a few hundred."""
+"""Maximum number of files of one folder; the largest models have a few hundred."""
 MAX_NAME_BYTES = 255
-"""Length of a file name; file systems hold no longer ones."""
+"""Maximum length of a file name; file systems allow no longer ones."""
 HEADER_TIMEOUT_S = 4 * 3600.0
 """Maximum duration of hashing the files on the node, in seconds: a terabyte from a slow disk."""
 STALL_S, STALL_BYTES = 120.0, 1 << 20
-"""A node that needs longer for so many bytes is given up: at that speed a model takes a month."""
+"""Maximum time for this many bytes, in seconds; at that speed a model would take a month."""
 STORE_TIMEOUT_S = 1800.0
 """Maximum duration of storing a block, or the last ones, on the node, in seconds."""
-# What Windows forbids in file names, the strictest of the systems that we support.
+# Characters that Windows forbids in file names, as the strictest of the supported systems.
 _FORBIDDEN = frozenset('\\:<>"|?*')
 _CLOSE_GRACE_S = 5.0
 
 
 class Receiver:
-    """The `receive` command of a node, fed from here."""
+    """The `receive` command of a node, driven from here."""
 
     def __init__(self, name: str, process: Process) -> None:
         self._name = name
@@ -126,14 +128,14 @@ class Receiver:
 
 
 class Sender:
-    """The `send` command of a node, read here. Nothing that it sends is trusted."""
+    """The `send` command of a node, read here; nothing that it sends is trusted."""
 
     def __init__(self, client: NodeClient, path: str) -> None:
         self._client = client
         self._path = path
         self._process: Process | None = None
         self._buffer = b""
-        # Time that the node took for the bytes since the last STALL_BYTES.
+        # Time for the bytes since the last STALL_BYTES; the time of our own disk does not count.
         self._waited_s = 0.0
         self._arrived_bytes = 0
 
@@ -146,10 +148,10 @@ class Sender:
             await self._process.close()
 
     async def entries(self) -> tuple[FileEntry, ...]:
-        """Read the list of files; skip what a login script printed before it.
+        """Read the list of files; skip output of login scripts before it.
 
         Raises:
-            UserError: it is no list that a node of ours sends, or does not come.
+            UserError: the list is invalid or missing.
         """
         left_bytes = _MAX_NOISE_BYTES
         try:
@@ -178,7 +180,7 @@ class Sender:
             yield block
 
     async def finish(self) -> None:
-        """Check that the node has sent everything, and nothing else."""
+        """Check that the node has sent everything and nothing more."""
         assert self._process is not None
         if self._buffer or await self._more_in_time():
             raise self._broken("at its end, as it sent more than it had listed")
@@ -204,7 +206,7 @@ class Sender:
         return bool(data)
 
     async def _more_in_time(self) -> bool:
-        """Wait for bytes; only the time that the node takes counts, not that of our disk."""
+        """Wait for bytes; only the node's time counts, not that of our disk."""
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(STALL_S - self._waited_s):
@@ -219,7 +221,7 @@ class Sender:
 
     def _check(self, listed: Any) -> tuple[FileEntry, ...]:
         if not isinstance(listed, list):
-            raise self._broken("in the list of files: it is none")
+            raise self._broken("in the list of files: it is not a list")
         try:
             entries = tuple(from_wire(FileEntry, entry, "files") for entry in listed)
         except ForeignValueError as error:
@@ -242,7 +244,7 @@ def check_entries(name: str, entries: Sequence[FileEntry]) -> None:
     """Check the files that a node lists, before any of their names becomes a path.
 
     Raises:
-        UserError: there are too many, or they cannot exist on every system beside each other.
+        UserError: there are too many, or their names collide on some system.
     """
     if len(entries) > MAX_FILES:
         raise UserError(
@@ -258,7 +260,7 @@ def check_entries(name: str, entries: Sequence[FileEntry]) -> None:
 
 
 def refuse_names(name: str, file: str) -> UserError:
-    """Return the error for a name of a file that no node of ours sends."""
+    """Return the error for a file name that our agent never sends."""
     return UserError(
         f"{name} offers a file with the name {file}",
         "Nothing was written. Check that PC: its agent does not send such names",
@@ -266,7 +268,7 @@ def refuse_names(name: str, file: str) -> UserError:
 
 
 def is_safe_path(path: str) -> bool:
-    """Return whether a path from a node stays below the folder it is joined to, on any system.
+    """Return True if a path from a node stays below the folder it is joined to, on any system.
 
     >>> [is_safe_path(p) for p in ("a/b.bin", "../a", "/a", "a//b", "c:x", "a\\\\b", "", "a/..")]
     [True, False, False, False, False, False, False, False]
@@ -281,13 +283,13 @@ def is_safe_path(path: str) -> bool:
 
 
 def _is_file_name(part: str) -> bool:
-    # Windows drops dots and spaces at the end, and opens devices.
+    # Windows drops trailing dots and spaces, and opens devices by reserved names.
     is_plain = part == part.rstrip(". ") and not is_reserved(part)
     return is_plain and len(part.encode("utf-8", "replace")) <= MAX_NAME_BYTES
 
 
 def find_clash(paths: Iterable[str]) -> str:
-    """Return a path that cannot exist beside another one of them; empty: all can.
+    """Return a path that cannot coexist with another one, or "" if all can.
 
     >>> find_clash(["a", "b/c"]), find_clash(["a", "A"]), find_clash(["a/b", "a"])
     ('', 'A', 'a')
@@ -295,7 +297,7 @@ def find_clash(paths: Iterable[str]) -> str:
     files: set[str] = set()
     folders: set[str] = set()
     for path in paths:
-        # Windows and macOS take both for one name.
+        # Windows and macOS ignore case in names.
         name = path.casefold()
         above = [str(folder) for folder in PurePosixPath(name).parents][:-1]
         if name in files or name in folders or files.intersection(above):

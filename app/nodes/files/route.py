@@ -1,4 +1,4 @@
-"""Who gets files from whom: the order of a chain, and the next one to ask when a node is lost."""
+"""Choose suppliers of files: the order of a chain, and the next supplier when one is lost."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Collection, Mapping, Sequence
 from app.nodes.endpoints import is_loopback
 
 Link = tuple[str, str]
-"""Two nodes by their names."""
+"""Names of two nodes."""
+# Share of the fastest rate below which a node counts as slow.
 _SLOW_SHARE = 0.5
 LAG_BYTES = 32 << 20
-"""Growth of a node's lead over the one that fetches from it, in bytes, from which the latter counts
-as slow: its successor then fetches from the node before it."""
+"""Growth of a node's lead over its successor, in bytes, from which the successor counts as slow:
+the next node then fetches past it."""
 
 
 def plan_order(
     nodes: Sequence[str], held_bytes: Mapping[str, int], rates: Mapping[Link, float]
 ) -> tuple[str, ...]:
-    """Return the nodes in the order in which they forward: who has most first, slow ones last.
+    """Return the nodes in forwarding order: those that hold most first, slow ones last.
 
     Args:
-        nodes: names, in the order that is kept where nothing else decides.
-        held_bytes: bytes that each has already.
+        nodes: names; ties keep this order.
+        held_bytes: bytes that each node already has.
         rates: measured rates of links, in bytes/s; links that were never measured count as fast.
 
     >>> plan_order(["a", "b", "c"], {"b": 9}, {("a", "c"): 1e7, ("b", "c"): 1e8, ("a", "b"): 1e8})
@@ -44,16 +45,16 @@ def plan_order(
 def next_supplier(
     node: str, chain: Sequence[str], lost: Collection[Link], gone: Collection[str]
 ) -> str | None:
-    """Return the nearest earlier node of the chain from which `node` has not lost the link.
+    """Return the nearest earlier node of the chain to which `node` has not lost its link.
 
     Args:
-        node: name of the one that needs another supplier.
-        chain: names in the order in which they forward.
-        lost: pairs of a node and a supplier that it could not fetch from.
-        gone: nodes that give nothing any more.
+        node: name of the node that needs another supplier.
+        chain: names in forwarding order.
+        lost: pairs of a node and a supplier from which it could not fetch.
+        gone: nodes that no longer supply.
 
     Returns:
-        The name; None: only the master is left.
+        The name; None if only the master is left.
 
     >>> next_supplier("c", ["a", "b", "c"], {("c", "b")}, ())
     'a'
@@ -66,7 +67,7 @@ def next_supplier(
 
 
 def choose_toward(address: str, others: Sequence[str]) -> str:
-    """Return the address of another node toward which a node listens; empty: its own will do.
+    """Return the address of another node toward which a node listens; empty if its own suffices.
 
     >>> choose_toward("10.0.0.2", ["10.0.0.3"]), choose_toward("", ["10.0.0.3"])
     ('', '10.0.0.3')

@@ -1,10 +1,10 @@
-"""Spread files over nodes: each forwards to the next one what it has just received.
+"""Spread files over nodes: each node forwards what it receives to the next one.
 
 The first node of the chain gets the chunks from this PC (feed.py), or from the node that has the
-files; all others fetch from the one before them, over connections of their own. A node that is
-lost is skipped: who fetched from it turns to the one before it. A node that no other one can serve
-gets its chunks from this PC, which costs time and is noted. What arrives goes to the nodes' stores
-of files; `transfer.push` gives it its names.
+files; all others fetch from the node before them, over direct connections. If a node is lost, its
+successor fetches from its predecessor. A node that no other node can serve gets its chunks from
+this PC, which costs time and is noted. Files arrive in the nodes' stores; `transfer.push` then
+names them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from app.nodes.files.spread_state import Giver, OnSpread, SpreadReport, TargetSt
 from app.text import show_list
 
 SILENCE_S = 15.0
-"""Time without a line after which a node counts as lost, in seconds; it sends four a second."""
+"""Time without a line after which a node counts as lost, in seconds; it sends four per second."""
 MAX_RETURNS = 2
-"""Number of times that a node returns to a supplier that it passed."""
+"""Maximum number of times that a node returns to a supplier that it passed."""
 CHECK_S = 0.5
-"""Time between two looks for silent and slow nodes, in seconds."""
+"""Time between two checks for silent and slow nodes, in seconds."""
 
 
 async def spread_local(
@@ -59,11 +59,11 @@ async def spread_local(
     """Bring files of this PC into the stores of nodes.
 
     Args:
-        places: where the files are.
-        files: their content, in the same order, each once.
+        places: positions of the files.
+        files: their content, in the same order, without duplicates.
         targets: nodes to bring them to.
         rates: measured rates of links between nodes, in bytes/s.
-        progress: gets how far each node is, a few times a second.
+        progress: gets the state of each node, a few times a second.
 
     Raises:
         UserError: a file cannot be read or has changed.
@@ -105,9 +105,9 @@ class _Spread:
         self._states: dict[str, TargetState] = {}
         self._chain: list[str] = []
         self._lost: set[Link] = set()
-        # Nodes and suppliers that may only have been busy or slow, once for each time.
+        # Links that a node left since its supplier was busy or slow, once for each time.
         self._passed: list[Link] = []
-        # Lead of a supplier over who fetches from it, when it was first seen.
+        # Initial lead of a supplier over its successor.
         self._leads: dict[Link, int] = {}
         self._failed: RacklessError | None = None
         self._ended = asyncio.Event()
@@ -137,7 +137,7 @@ class _Spread:
             raise self._failed
         return self._report
 
-    # ------------------------------------------------------------ how it starts
+    # ------------------------------------------------------------ start
 
     async def _open_all(
         self, clients: Sequence[NodeClient], stack: contextlib.AsyncExitStack
@@ -217,11 +217,11 @@ class _Spread:
         except RacklessError as error:
             self._report.problems[member.name] = error
 
-    # ------------------------------------------------------------ while it runs
+    # ------------------------------------------------------------ work
 
     async def _work(self, began_s: float) -> None:
         held = {name: state.held_bytes for name, state in self._states.items()}
-        # Not the order in which they became ready, which differs each time.
+        # In the order of the request: the order of readiness differs each time.
         names = [client.name for client in self._targets if client.name in self._states]
         self._chain += plan_order(names, held, self._rates)
         hearing = [
@@ -242,7 +242,7 @@ class _Spread:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _supply(self, name: str) -> None:
-        """Give a node its next supplier."""
+        """Give a node its next supplier: another node, or this PC."""
         state = self._states[name]
         supplier = next_supplier(name, self._chain, self._lost, self._gone())
         state.supplier = supplier
@@ -260,17 +260,17 @@ class _Spread:
         return silent | self._report.problems.keys()
 
     async def _feed(self, state: TargetState) -> None:
-        """Send a node from here what it lacks."""
+        """Send a node the chunks that it lacks from this PC."""
         assert self.chunks is not None
         try:
             await feed(state, self.chunks, self._report.files, self._credential)
         except NodeUnreachable as error:
             await self._drop(state.member.name, error)
         except RacklessError as error:
-            # What is sent cannot be read: nobody gets it.
+            # The source cannot be read, so no node can get it.
             self._fail(error)
         except OSError:
-            return  # its command has ended, for the reason that `_hear` raises
+            return  # its command has ended, and `_hear` raises the reason
 
     async def _hear(self, state: TargetState, began_s: float) -> None:
         name = state.member.name
@@ -323,7 +323,7 @@ class _Spread:
             )
 
     def _is_current(self, state: TargetState, said: SourceLost) -> bool:
-        """Return whether it is the supplier that the node has now, not an earlier one."""
+        """Return True if the message is about the node's current supplier, not an earlier one."""
         if state.supplier is None:
             return state.is_direct and not said.address
         fetching = self._states.get(state.supplier or "")
@@ -345,7 +345,7 @@ class _Spread:
             )
 
     async def _watch(self) -> None:
-        """Drop nodes that say nothing, and let others pass those that are slow."""
+        """Drop silent nodes, and let others pass the slow ones."""
         while True:
             await asyncio.sleep(CHECK_S)
             now_s = time.monotonic()
@@ -366,7 +366,7 @@ class _Spread:
         return not is_over and now_s - state.member.heard_s > SILENCE_S
 
     async def _pass_slow(self) -> None:
-        """Have the successor of a slow node fetch from the node before that one."""
+        """Let the successor of a slow node fetch from that node's supplier."""
         for name, state in self._states.items():
             slow = self._states.get(state.supplier or "")
             before = self._states.get(slow.supplier or "") if slow is not None else None
@@ -381,10 +381,8 @@ class _Spread:
                 await self._supply(name)
 
     async def _return(self) -> None:
-        """Have nodes fetch again from those that they passed, and that are not behind them.
-
-        Else both would share the link of one supplier to the end.
-        """
+        """Let nodes fetch again from suppliers that they passed and that have caught up."""
+        # Otherwise both would share the bandwidth of one supplier to the end.
         for link in self._passed:
             name, passed = link
             state, other = self._states[name], self._states.get(passed)
@@ -397,7 +395,7 @@ class _Spread:
                 await self._supply(name)
 
     async def _drop(self, name: str, error: RacklessError) -> None:
-        """Go on without a node: whoever fetches from it turns to another one."""
+        """Continue without a node: its successors fetch from another one."""
         if not self._states[name].stored:
             self._report.problems.setdefault(name, error)
         self._settle()
@@ -411,7 +409,7 @@ class _Spread:
         self._ended.set()
 
     def _settle(self) -> None:
-        """End the transfer once every node has everything or is lost."""
+        """End the transfer once each node has all files or is lost."""
         if all(
             state.stored or name in self._report.problems for name, state in self._states.items()
         ):

@@ -1,10 +1,10 @@
 """Transfer folders to nodes, from nodes, and from one node to others.
 
-A folder that is complete on a node is not sent again, nor is a file that it has under any name; an
+A folder that is complete on a node is not sent again, nor is a file that it has under any name. An
 interrupted transfer resumes with the missing chunks of large files and the missing small files.
 Large files, and those that several nodes lack, go to the nodes' stores first (spread.py), then get
-their names. Every file is verified by its SHA-256 where it arrives, and a folder gets its final
-name when it is complete. A cancelled transfer leaves nothing half done on this PC.
+their names. Every file is verified by its SHA-256 on arrival, and a folder gets its final name when
+it is complete. A cancelled transfer leaves no temporary files on this PC.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from app.text import show_bytes
 BytesProgress = Callable[[int, int], None]
 """Callback with the bytes done and the bytes in total."""
 ChunkFile = Callable[[Path, str], ChunkedFile]
-"""Returns the chunks of a file, whose SHA-256 is given too; raises OSError."""
+"""Callback that returns a file's chunks, given its SHA-256; raises OSError."""
 SHARED_BYTES = 8 << 20
-"""Size from which files that several nodes lack are forwarded from node to node, in bytes: below,
-connections between them would take longer."""
+"""Size from which files that several nodes lack are forwarded from node to node, in bytes; below
+it, connecting the nodes would take longer than sending twice."""
 
 
 def hash_now(path: Path, sha256: str) -> ChunkedFile:
-    """Return the chunks of a file by reading it; `sha256` is what a cache would be asked for.
+    """Return the chunks of a file by reading it; `sha256` would be the key of a cache.
 
     Raises:
         OSError: it cannot be read.
@@ -68,20 +68,20 @@ async def push(
 ) -> str:
     """Send `files` (below `root`) to `destination` on a node; return the folder there.
 
-    Files of more than one chunk go on where an interrupted transfer ended.
+    Files of more than one chunk resume where an interrupted transfer ended.
 
     Args:
-        client: of the node.
-        destination: below the agent's home, such as `models/tiny-0123456789abcdef`.
+        client: client of the node.
+        destination: folder below the agent's home, such as `models/tiny-0123456789abcdef`.
         root: folder of the files here.
-        files: names and content.
-        progress: gets the bytes done and in total.
-        replaced: content to send in place of that of small files, by their paths.
-        chunks: returns the chunks of a file, which may know them.
+        files: names and hashes of the files.
+        progress: callback with the bytes done and in total.
+        replaced: content that replaces that of small files, by path.
+        chunks: source of a file's chunks, such as a cache.
 
     Raises:
         UserError: a file cannot be read or has changed, the node's disk is full, ...
-        NodeUnreachable: the connection broke; what has arrived stays for the next try.
+        NodeUnreachable: the connection broke; received data stays for the next try.
     """
     status = await client.ask(CompareBundle(destination=destination, files=tuple(files)))
     if status.complete:
@@ -90,6 +90,7 @@ async def push(
     coming = [entry for entry in files if entry.path in missing]
     done = _ByteCount(coming, progress)
     wish = Wish(client=client, destination=destination, root=root, files=files, replaced=replaced)
+    # Only files of several chunks can resume in the middle; small ones are cheaper in one stream.
     stored = {e.sha256: e for e in coming if e.size_bytes > CHUNK_BYTES and wish.is_file(e)}
     if stored:
         pairs = [(Place(root=root, path=entry.path), entry) for entry in stored.values()]
@@ -113,7 +114,7 @@ async def push(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """What a node is to get from this PC."""
+    """Files to copy from this PC to one node."""
 
     client: NodeClient
     destination: str
@@ -122,7 +123,7 @@ class Wish:
     replaced: Mapping[str, bytes] | None = None
 
     def is_file(self, entry: FileEntry) -> bool:
-        """Return whether the content to send is that of the file on this PC."""
+        """Return True if the content to send is that of the file on this PC."""
         return entry.path not in (self.replaced or {})
 
 
@@ -132,18 +133,18 @@ async def share(
     progress: OnSpread | None = None,
     chunks: ChunkFile = hash_now,
 ) -> tuple[str, ...]:
-    """Bring what several nodes lack into their stores, so that this PC sends it only once.
+    """Bring files that several nodes lack into their stores, so that this PC sends them only once.
 
-    It only saves time: whatever a node does not get here, `push` sends it, or says why not.
+    This only saves time: `push` sends each missing file, or raises the error.
 
     Args:
-        wishes: what each node is to get; a node may have several.
+        wishes: files for each node; a node may have several.
         rates: measured rates of links between nodes, in bytes/s.
-        progress: gets how far each node is.
-        chunks: returns the chunks of a file, which may know them.
+        progress: callback with the progress of each node.
+        chunks: source of a file's chunks, such as a cache.
 
     Returns:
-        What a person may want to mend, in sentences.
+        Problems that the user may want to solve, as sentences.
     """
     states = await asyncio.gather(
         *(
@@ -159,6 +160,7 @@ async def share(
             if entry.path in missing and entry.size_bytes and wish.is_file(entry):
                 wanted[entry.sha256] = (Place(root=wish.root, path=entry.path), entry)
                 takers.setdefault(entry.sha256, {})[wish.client.name] = wish.client
+    # One chain for each set of nodes: each file then goes to exactly the nodes that lack it.
     groups: dict[frozenset[str], list[str]] = {}
     for sha256, by_name in takers.items():
         groups.setdefault(frozenset(by_name), []).append(sha256)
@@ -168,7 +170,7 @@ async def share(
         if len(names) < 2 or sum(entry.size_bytes for _, entry in pairs) < SHARED_BYTES:
             continue
         clients = list(takers[group[0]].values())
-        with contextlib.suppress(UserError):  # `push` meets the same fault, and says so
+        with contextlib.suppress(UserError):  # `push` hits the same error, and raises it
             notes += (await _stock(clients, pairs, rates, chunks, progress)).notes
     return tuple(notes)
 
@@ -212,21 +214,21 @@ async def fetch(
     """Copy the folder `path` (below the agent's home) to the new folder `target`.
 
     Args:
-        client: of the node.
-        path: of the folder there.
-        target: of the folder here.
-        progress: gets the bytes done and in total.
-        expected: files that are known to be in it; None: whatever the node lists.
+        client: client of the node.
+        path: path of the folder there.
+        target: new folder here.
+        progress: callback with the bytes done and in total.
+        expected: files that may be in it; None to accept all that the node lists.
 
     Raises:
         UserError: it does not exist, `target` exists or cannot be written, a file is damaged, it
             has other files than expected, or more than this disk has room for.
-        NodeUnreachable: the connection broke; nothing is left of `target`.
+        NodeUnreachable: the connection broke; `target` does not exist then.
     """
     if await in_thread(target.exists):
         raise UserError(f"{target} exists already", "Choose a new folder")
-    # Beside the target, so that the rename stays on one file system; random, so that two fetches
-    # of one folder do not meet.
+    # Next to the target, so that the rename stays on one file system; random, so that two fetches
+    # of one folder do not collide.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         async with Sender(client, path) as sender:
@@ -281,19 +283,19 @@ async def copy(
     rates: Mapping[Link, float],
     progress: OnSpread | None = None,
 ) -> tuple[str, ...]:
-    """Copy the folder `path` from one node to others, from node to node.
+    """Copy the folder `path` from one node to others, forwarding it between them.
 
-    A target that fails does not affect the others.
+    A failing target does not affect the others.
 
     Args:
-        source: node that has the folder.
-        targets: nodes that get it under the same path.
-        path: below the agents' homes.
+        source: node with the folder.
+        targets: nodes that get the folder under the same path.
+        path: path below the agents' homes.
         rates: measured rates of links between nodes, in bytes/s.
-        progress: gets how far each node is.
+        progress: callback with the progress of each node.
 
     Returns:
-        What a person may want to mend, in sentences.
+        Problems that the user may want to solve, as sentences.
 
     Raises:
         UserError: the source failed, or a target did; the other targets are complete then.
@@ -324,7 +326,7 @@ async def copy(
 
 
 async def _name_files(client: NodeClient, destination: str, entries: Sequence[FileEntry]) -> None:
-    """Give files of a node's store their names."""
+    """Name the files of a node's store in their folder."""
     async with await Receiver.open(client, destination, [], entries) as receiver:
         await receiver.finish()
 
@@ -346,14 +348,15 @@ class _ByteCount:
         self._progress = progress
 
     def take(self, progress: Sequence[NodeTransfer]) -> None:
-        """Count what the one node of a transfer has got of the files that go to its store."""
+        """Record the progress of files that go to the store of a transfer's single node."""
+        # Never backwards: a node reports fewer bytes after it lost its supplier.
         self._stored = max(self._stored, *(one.held_bytes for one in progress))
-        self._tell()
+        self._report()
 
     def add(self, block: bytes) -> None:
         self._sent += len(block)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._progress is not None:
             self._progress(self._stored + self._sent, self._total)

@@ -1,1 +1,1 @@
-"""Ways to reach a PC: SSH, this PC, WSL and loopback."""
+"""Transports to a PC: SSH, this PC itself, WSL and loopback."""

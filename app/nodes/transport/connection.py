@@ -1,7 +1,7 @@
 """The interface to a node: start a command there and use its stdio.
 
-The kind of address decides between three implementations: `ssh`, `local` and `wsl`. None of them
-knows the agent; the protocol on a command's stdio is up to `bootstrap` and `channel`.
+The kind of address chooses one of three implementations: `ssh`, `local` and `wsl`. They know
+nothing of the agent; `bootstrap` and `channel` implement the protocol on a command's stdio.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def connect(
         accept_host_key: fingerprint that the user has confirmed for a first contact.
 
     Raises:
-        NodeUnreachable: it does not answer, or what answers is not SSH.
+        NodeUnreachable: it does not answer, or not with SSH.
         HostKeyUnknown: first contact, and no fingerprint was given.
         HostKeyChanged: the host key is not the confirmed one.
         LoginRefused: there is no usable key, or the node accepts none.
@@ -56,7 +56,7 @@ async def connect(
         case LocalAddress():
             from app.hub.token_keyring import environ_with_token
 
-            # Its programs download from the hub themselves, and know no keyring.
+            # Commands download from the hub themselves, but cannot read the keyring.
             return LocalConnection(await asyncio.to_thread(environ_with_token, home))
         case WslAddress():
             return WslConnection(address)

@@ -1,4 +1,4 @@
-"""Compare the key that a host shows with the confirmed one: the trust on first use."""
+"""Compare the key that a host shows with the confirmed one: trust on first use."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ class HostKeyJudge:
         self.verdict: UserError | None = None
 
     def algorithms(self) -> tuple[str, ...]:
-        """Return the types to request: that of the known key, so that a host with keys of several
-        types always shows the same one.
-        """
+        """Return the key types to request."""
+        # The known key's type, or a host with keys of several types might show another key.
         if self._known is None:
             return ALL_HOST_KEY_ALGORITHMS
         name = self._known.get_algorithm()
@@ -53,7 +52,7 @@ class HostKeyJudge:
                 f"{self._address.label} shows the host key {shown}, "
                 f"but the key to accept is {self._accepted}",
                 "Compare both with 'ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub' on that PC. "
-                "If neither is its key, somebody is between you and it",
+                "If neither is its key, another PC may be intercepting the connection",
             )
         else:
             self.to_confirm = key

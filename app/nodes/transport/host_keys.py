@@ -1,9 +1,8 @@
 """Store the host keys that the user has confirmed, in a file of our own.
 
-One line per host and port, `[host]:port type base64`, as OpenSSH writes them, so that the user can
-read and compare them; `~/.ssh/known_hosts` is neither read nor written. The port is always part of
-the name: Windows and a WSL distro share one address and differ in port and key. Each change writes
-a new file and renames it, under a lock, so that neither a crash nor a second master loses a line.
+The file has one line per host and port, `[host]:port type base64`, as OpenSSH writes them, so that
+the user can read and compare them; `~/.ssh/known_hosts` is neither read nor written. The port is
+always part of the name: Windows and a WSL distro share one address and differ in port and key.
 """
 
 from __future__ import annotations
@@ -25,13 +24,15 @@ FILE_NAME = "known_hosts"
 
 
 class HostKeys:
-    """Confirmed keys below one home folder. Reads the file at each call: others may change it."""
+    """Confirmed keys below one home folder. Reads the file at each call, since another process may
+    change it.
+    """
 
     def __init__(self, home: Path) -> None:
         self._path = home / FILE_NAME
 
     def find(self, address: SshAddress) -> asyncssh.SSHKey | None:
-        """Return the confirmed key of `address`; None: there is none.
+        """Return the confirmed key of `address`, or None.
 
         Raises:
             UserError: the file cannot be read, or a line of it is damaged.
@@ -75,6 +76,7 @@ class HostKeys:
             ) from error
 
     def _rewrite(self, change: Callable[[list[str]], list[str]]) -> None:
+        # A new file, renamed under a lock: neither a crash nor a second master loses a line.
         temporary = self._path.with_name(f".{FILE_NAME}.{secrets.token_hex(4)}")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,6 +105,7 @@ def _without(lines: list[str], address: SshAddress) -> list[str]:
 
 
 def _write_durably(path: Path, text: str) -> None:
+    # O_EXCL: a link that another user placed under this name is not followed.
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)

@@ -1,7 +1,6 @@
 """Run commands on this PC, or in a WSL distro of this PC through `wsl.exe`.
 
-Both are child processes with pipes; neither needs a server. A command gets its own session, so that
-Ctrl-C in the terminal does not reach the agent.
+Both are child processes with pipes; neither needs a server.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ class LocalConnection:
                 lambda: _ChildProtocol(process),
                 *argv,
                 env=self._environ,
+                # A session of its own: Ctrl-C in the terminal must not reach the agent.
                 start_new_session=sys.platform != "win32",
                 # Without this flag every command flashes a console window on Windows.
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
@@ -87,11 +87,11 @@ def _wsl_environ(environ: Mapping[str, str] | None) -> dict[str, str]:
 
 async def list_distros(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the names of the WSL distros of this PC; empty if there is no WSL."""
-    told = _wsl_environ(environ)
+    environment = _wsl_environ(environ)
     try:
         process = await asyncio.create_subprocess_exec(
-            *(find_wsl(told), "--list", "--quiet"),
-            env=told,
+            *(find_wsl(environment), "--list", "--quiet"),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -105,10 +105,12 @@ async def list_distros(environ: Mapping[str, str] | None = None) -> tuple[str, .
 
 
 def read_distro_names(output: bytes) -> tuple[str, ...]:
-    """Return the names that `wsl.exe --list --quiet` prints, without those that cannot train."""
+    """Return the names in the output of `wsl.exe --list --quiet`, without those that cannot
+    train.
+    """
     # An older wsl.exe does not know WSL_UTF8 and writes UTF-16.
     text = output.decode("utf-16-le" if b"\0" in output else "utf-8", "replace")
-    # The distros of Docker Desktop run its engine and are no place to train.
+    # The distros of Docker Desktop run its engine and cannot train.
     names = (line.strip().lstrip("\ufeff") for line in text.splitlines())
     return tuple(name for name in names if name and not name.startswith("docker-desktop"))
 
@@ -116,13 +118,13 @@ def read_distro_names(output: bytes) -> tuple[str, ...]:
 def find_wsl(environ: Mapping[str, str]) -> str:
     """Return the path of `wsl.exe`.
 
-    The MSI build comes first: the stub in System32 does not work in every kind of session.
 
     Raises:
         NodeNotReady: this PC has no WSL.
     """
     program_files = environ.get("ProgramFiles", "")
     windows = environ.get("SystemRoot", "")
+    # The MSI build comes first: the stub in System32 does not work in every kind of session.
     places = (
         str(Path(program_files, "WSL", "wsl.exe")) if program_files else None,
         shutil.which("wsl.exe", path=environ.get("PATH")),

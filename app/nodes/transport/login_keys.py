@@ -65,7 +65,7 @@ async def load_login_keys(address: SshAddress) -> LoginKeys:
 
 
 def _sort(keys: LoginKeys, files: Sequence[Path], is_limited: bool) -> None:
-    """Put the agent's keys of these files first; `is_limited`: leave out all others."""
+    """Put the agent's keys of these files first; if `is_limited`, drop all others."""
     wanted = {data for data in map(_public_data, files) if data is not None}
     held = list(zip(keys.pairs, keys.names, strict=True))
     first = [one for one in held if one[0].public_data in wanted]
@@ -109,7 +109,7 @@ async def _use_only(keys: LoginKeys, path: Path) -> None:
             else f"Give yourself access to it: chmod 600 {path}",
         ) from error
     except asyncssh.KeyImportError as error:
-        # The agent may hold the same key unlocked; the .pub file beside it tells which one it is.
+        # The agent may hold the same key unlocked; the .pub file next to it identifies the key.
         keys.pairs = [pair for pair in from_agent if pair.public_data == _public_data(path)]
         if not keys.pairs:
             raise _unusable(path, error) from error
@@ -139,6 +139,7 @@ async def _add_default(keys: LoginKeys, path: Path) -> None:
     except OSError:
         return
     except asyncssh.KeyImportError as error:
+        # A locked key is no error here: the agent may hold it, or another key may be accepted.
         if _is_locked(error) and _public_data(path) not in held:
             keys.locked.append(str(path))
         return

@@ -1,10 +1,10 @@
-"""Serve a node on this PC behind a real SSH server of its own, for the demo and for tests.
+"""Serve a node on this PC behind a real SSH server, for the demo and for tests.
 
 `python -m app.nodes.transport.loopback --home DIR --authorized-key KEY.pub` serves one user on
 127.0.0.1, needs neither root nor sshd, and prints `{"port": ..., "fingerprint": ...}` when it is
-ready. Every command gets DIR as its home folder and a clean environment, as on another PC. It also
-carries the node's tag in its environment, by which `power_cut` kills everything on the node at
-once, as if its plug were pulled.
+ready. Each command gets DIR as its home folder and a clean environment, as on another PC, plus the
+node's tag, by which `power_cut` kills all processes of the node at once, as if its plug were
+pulled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HOST_KEY_NAME = ".loopback_host_key"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopbackNode:
-    """A running loopback server: a process of its own, which outlives its parent unless it was
+    """A running loopback server in a separate process, which outlives its parent unless it was
     started with `--until-eof`.
     """
 
@@ -57,7 +57,7 @@ async def start_loopback(
     port: int = 0,
     options: Sequence[str] = (),
 ) -> LoopbackNode:
-    """Start a server as a process of its own and wait until it accepts connections.
+    """Start a server in a separate process and wait until it accepts connections.
 
     It ends when this process does. `port` 0 lets the system choose.
 
@@ -86,7 +86,7 @@ async def start_loopback(
         await process.wait()
         raise UserError(
             f"The SSH server for {home} did not start",
-            f"See what it says: {sys.executable} -m app.nodes.transport.loopback {' '.join(place)}",
+            f"Read its output: {sys.executable} -m app.nodes.transport.loopback {' '.join(place)}",
         ) from error
     return LoopbackNode(
         home=Path(tag),
@@ -119,7 +119,7 @@ def find_processes(home: Path) -> Iterator[int]:
 
 
 def power_cut(home: Path, *, deadline_s: float = 10.0) -> int:
-    """Kill the node's server and everything that it ever started; return how many died.
+    """Kill the node's server and all its descendants; return the number of killed processes.
 
     All are stopped before any is killed, so that none can react to the death of another.
 
@@ -130,7 +130,7 @@ def power_cut(home: Path, *, deadline_s: float = 10.0) -> int:
     killed: set[int] = set()
     end_s = time.monotonic() + deadline_s
     while found := set(find_processes(home)):
-        # By name, because Windows has neither; nor has it nodes on loopback.
+        # By name, because Windows has neither signal, nor loopback nodes.
         for sign in (signal.Signals["SIGSTOP"], signal.Signals["SIGKILL"]):
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
@@ -165,7 +165,9 @@ class _Server(asyncssh.SSHServer):
 
 
 def clean_environ(options: argparse.Namespace) -> dict[str, str]:
-    """Return the environment of a login on another PC: few variables of ours, its own home."""
+    """Return the environment of a login on another PC: a few variables of this process, its own
+    home.
+    """
     environ = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     user = getpass.getuser()
     environ.update(HOME=str(options.home), USER=user, LOGNAME=user, SHELL=options.shell)
@@ -234,7 +236,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    os.umask(0o077)  # its home holds keys and what a node holds
+    os.umask(0o077)  # its home holds keys and the node's files
     options = read_options(arguments)
     options.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     tag = make_tag(options.home)

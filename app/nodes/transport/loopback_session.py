@@ -1,8 +1,6 @@
 """Connect an SSH channel with the child process of one command, for the loopback server.
 
-Bytes pass unchanged, and each side is paused when the other does not keep up. As with a real sshd,
-the command is not killed when the client disconnects: its stdio is closed, and detached processes
-live on.
+Bytes pass unchanged, and each side is paused when the other does not keep up.
 """
 
 from __future__ import annotations
@@ -64,6 +62,8 @@ class CommandSession(asyncssh.SSHServerSession[bytes]):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # As with a real sshd, the command is not killed: its stdio is closed, and detached
+        # processes live on.
         self._input_ended = True
         self._channel = None
         self._close_pipes(0, 1, 2)
@@ -147,7 +147,7 @@ class CommandSession(asyncssh.SSHServerSession[bytes]):
 
 
 class _SessionProtocol(asyncio.SubprocessProtocol):
-    """Passes the events of the child process on to its session."""
+    """Forwards the events of the child process to its session."""
 
     def __init__(self, session: CommandSession) -> None:
         self._session = session

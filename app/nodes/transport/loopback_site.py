@@ -1,7 +1,7 @@
-"""Several loopback nodes in one folder, started and ended together, as the demo needs them.
+"""Several loopback nodes in one folder, started and ended together, for the demo.
 
-The folder is locked while a site is open, so that two demos never share nodes. What an earlier
-one left behind, even one that was killed, is ended before anything is started.
+The folder is locked while a site is open, so that two demos never share nodes. Remaining processes
+of an earlier site, even of one that was killed, are ended before the start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LoopbackSite:
         self.nodes: tuple[LoopbackNode, ...] = ()
 
     def open(self) -> None:
-        """Take the folder and end what was left in it. Blocks for a moment.
+        """Lock the folder and end remaining processes in it; blocks briefly.
 
         Raises:
             UserError: another site holds the folder, or this system has no /proc.
@@ -45,9 +45,9 @@ class LoopbackSite:
         """Start a server for each name, all with one login key.
 
         Raises:
-            UserError: one does not start.
+            UserError: a server does not start.
         """
-        # Each node believes that it has all the cores; together they would fight for them.
+        # Each node believes that it has all cores; their threads would compete for them.
         threads = max(1, (os.cpu_count() or 1) // len(self._names))
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         public = await asyncio.to_thread(self._make_login_key)
@@ -58,7 +58,7 @@ class LoopbackSite:
         )
 
     async def restart(self, node: LoopbackNode) -> None:
-        """Start the server of a node that has lost its power again, at its old address.
+        """Restart the server of a node after a power cut, at its old address.
 
         Raises:
             UserError: it does not start.
@@ -81,7 +81,7 @@ class LoopbackSite:
         self.nodes = ()
 
     def close(self) -> None:
-        """End every process of every node and let go of the folder. Blocks for a moment."""
+        """End all processes of all nodes and unlock the folder; blocks briefly."""
         if self._lock is not None:
             self._end_processes()
             os.close(self._lock)

@@ -1,8 +1,8 @@
 """A command that runs on a node, with one interface over SSH, pipes and `wsl.exe`.
 
-Output is returned in the portions in which it arrives: splitting portions into lines costs half of
-what `readline` costs per line, and raw bytes need no lines at all. The sender is paused when nobody
-reads. Only the end of the error output is kept, since it serves only to explain failures.
+Output is returned in the portions in which it arrives: splitting them into lines costs half of what
+`readline` costs per line, and raw bytes need no lines. The sender is paused when the output is not
+read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ READ_AHEAD_BYTES = 4 << 20
 """Unread output beyond which the sender is paused, in bytes."""
 WRITE_AHEAD_BYTES = 1 << 20
 """Unsent input beyond which `write` waits, in bytes."""
-# Maximum error output that is kept, in bytes: several tracebacks.
+# Only the end of the error output is kept, in bytes: it explains failures, and several tracebacks
+# fit.
 _STDERR_KEPT_BYTES = 16 << 10
 
 
@@ -36,7 +37,7 @@ class Process:
     """A running command: bytes in, bytes out, exit code. Created by `Connection.open`."""
 
     def __init__(self, lost: Callable[[str], Exception], peer: str = "") -> None:
-        """`peer`: address of the PC where it runs, if a TCP connection of ours leads there."""
+        """`peer`: address of the PC where it runs, if our own TCP connection leads there."""
         self.peer = peer
         self._lost_error = lost
         self._pipe: Pipe | None = None
@@ -105,7 +106,7 @@ class Process:
                 self._pipe.write_eof()
 
     async def wait(self) -> int | None:
-        """Wait for the end and return the exit code; negative: a signal; None: not known."""
+        """Wait for the end and return the exit code: negative for a signal, None if unknown."""
         await self._ended.wait()
         return self._exit_code
 
@@ -130,7 +131,7 @@ class Process:
             await afterwards()
 
     def close_with(self, afterwards: Callable[[], Awaitable[None]]) -> None:
-        """Have `close` also call this, to close what only this command uses."""
+        """Call `afterwards` in `close`, to close resources that only this command uses."""
         self._afterwards = afterwards
 
     # ------------------------------------------------------------ for the transport
@@ -165,7 +166,9 @@ class Process:
             self._exit_code = code
 
     def closed(self, reason: str | None = None) -> None:
-        """Mark the end. `reason`: why the connection broke; None: the command ended normally."""
+        """Mark the end; `reason` says why the connection broke, None if the command ended
+        normally.
+        """
         if reason is not None and self._error is None:
             self._error = self._lost_error(reason)
         self._stdout_ended = True

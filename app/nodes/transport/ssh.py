@@ -1,9 +1,8 @@
 """Connect to another PC: one SSH connection with any number of commands on it.
 
 The steps (resolve the host, open the port, handshake, log in) are separate, so that an error names
-the one that failed. Host keys are verified by our own code: asyncssh raises the same error for an
-unknown and for a changed key. `~/.ssh/config` is not read here; the address says it all. A host
-behind others is reached through a connection to each of them, whose key is confirmed as well.
+the one that failed. `~/.ssh/config` is not read here; the address is complete. A host behind others
+is reached through a connection to each of them, whose key is confirmed as well.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from app.nodes.transport.host_key_judge import HostKeyJudge
 from app.nodes.transport.host_keys import HostKeys
 from app.nodes.transport.login_keys import load_login_keys
 from app.nodes.transport.process import WRITE_AHEAD_BYTES, Process
-from app.nodes.transport.ssh_login import Password, Way, log_in
+from app.nodes.transport.ssh_login import Password, SshRoute, log_in
 
 # Maximum time for a command to start, in seconds.
 _OPEN_TIMEOUT_S = 20.0
@@ -39,9 +38,9 @@ async def connect_ssh(
 async def connect_with_password(
     address: SshAddress, password: str, *, home: Path, accept_host_key: str | None = None
 ) -> SshConnection:
-    """Log in with a password to the first host on the way that lets none of our keys in.
+    """Log in with a password to the first host on the route that accepts none of our keys.
 
-    Returns a connection to that host; to `address` itself if our keys are let in everywhere.
+    Returns a connection to that host; to `address` itself if all hosts accept our keys.
 
     Raises:
         LoginRefused: the password is wrong, or the host takes none.
@@ -76,22 +75,23 @@ async def _connect(
 
 async def _reach(
     address: SshAddress,
-    way: asyncssh.SSHClientConnection | None,
+    through: asyncssh.SSHClientConnection | None,
     host_keys: HostKeys,
     accept_host_key: str | None,
     password: str | None = None,
 ) -> tuple[asyncssh.SSHClientConnection, bool]:
-    """Return the connection to one host, and whether its key was confirmed by this login.
-
-    `way`: connection to the host before it; None: there is none.
+    """Return the connection to one host, and True if this login confirmed its key. `through` is the
+    connection to the host before it, if there is one.
     """
+    # Host keys are verified by our own code: asyncssh raises the same error for an unknown and for
+    # a changed key.
     judge = HostKeyJudge(address, host_keys.find(address), accept_host_key)
     if password is not None:
-        connection = await log_in(Way(address, way), judge, Password(password))
+        connection = await log_in(SshRoute(address, through), judge, Password(password))
     else:
         keys = await load_login_keys(address)
         try:
-            connection = await log_in(Way(address, way), judge, keys)
+            connection = await log_in(SshRoute(address, through), judge, keys)
         finally:
             await keys.close()
     # After the login: a first contact that fails leaves no confirmed key behind.
@@ -101,7 +101,7 @@ async def _reach(
 
 
 class SshConnection:
-    """An open SSH connection, and those that it goes through."""
+    """An open SSH connection, and those that it is tunnelled through."""
 
     def __init__(
         self,
@@ -110,11 +110,11 @@ class SshConnection:
         *,
         by_password: bool = False,
     ) -> None:
-        """`connections`: one for each host on the way, the node's own last."""
+        """`connections`: one for each host on the route, the node's own last."""
         self.address = address
         self.by_password = by_password
         self._connection = connections[-1]
-        self._way = connections[:-1]
+        self._hops = connections[:-1]
 
     async def open(self, argv: Sequence[str]) -> Process:
         process = Process(self._lost, self._find_peer())
@@ -142,12 +142,12 @@ class SshConnection:
             await asyncio.wait_for(self._connection.wait_closed(), 2.0)
         # A peer that is gone never confirms the close.
         self._connection.abort()
-        for connection in reversed(self._way):
+        for connection in reversed(self._hops):
             connection.abort()
 
     def _find_peer(self) -> str:
-        """Return the address that our TCP connection leads to; empty: it is not the node's."""
-        if self._way or self.address.proxy_command is not None:
+        """Return the address that our TCP connection leads to; "" if it is not the node's."""
+        if self._hops or self.address.proxy_command is not None:
             return ""
         place = self._connection.get_extra_info("peername")
         return str(place[0]) if place else ""

@@ -144,7 +144,7 @@ def login_refused(address: SshAddress, keys: LoginKeys) -> LoginRefused:
 
 
 Asked = Literal["nothing", "password", "more"]
-"""What a host wants beside a key: nothing, a password, or more than that, such as a code."""
+"""Authentication that a host asked for besides a key: none, a password, or more, such as a code."""
 
 
 def password_refused(address: SshAddress, asked: Asked) -> LoginRefused:

@@ -1,10 +1,12 @@
-"""Open a port or another way to a host, shake hands, and log in with keys or with a password."""
+"""Reach a host, shake hands, and log in with keys or with a password."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,8 +28,14 @@ from app.nodes.transport.ssh_errors import (
     ssh_failed,
     tcp_failed,
 )
-from app.nodes.transport.ssh_offer import read_host_key_types
 
+OFFER_TIMEOUT_S = 5.0
+"""Maximum duration of reading the offer, in seconds."""
+_KEXINIT = 20
+_COOKIE_BYTES = 16
+_MAX_BANNER_LINES = 64
+# RFC 4253, 6.1: packet size that every implementation must accept, in bytes.
+_MAX_PACKET_BYTES = 35_000
 CONNECT_TIMEOUT_S = 8.0
 """Maximum duration of resolving the host and opening the port, in seconds."""
 LOGIN_TIMEOUT_S = 20.0
@@ -43,8 +51,8 @@ _CIPHERS = (
     "aes128-ctr",
     "aes256-ctr",
 )
-# How a handshake ends when the host has none of the requested key types; the server may disconnect
-# before our own side has noticed.
+# Errors of a handshake with a host that has none of the requested key types; the server may
+# disconnect before our own side has noticed.
 _NO_COMMON_KEY_TYPE = (asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost)
 
 
@@ -63,7 +71,7 @@ class _Client(asyncssh.SSHClient):
         self._judge = judge
         self._password = login.text if isinstance(login, Password) else None
         self.asked: Asked = "nothing"
-        """What the host has asked for, beside a key."""
+        """Authentication that the host has asked for, besides a key."""
 
     def validate_host_public_key(
         self, host: str, addr: str, port: int, key: asyncssh.SSHKey
@@ -81,7 +89,7 @@ class _Client(asyncssh.SSHClient):
     ) -> Sequence[str] | None:
         if not prompts:
             return []
-        # More than one question, or a visible answer, asks for something else than a password.
+        # Several questions, or a visible answer, ask for something other than a password.
         if len(prompts) > 1 or prompts[0][1]:
             self.asked = "more"
             return None
@@ -96,15 +104,15 @@ class _Client(asyncssh.SSHClient):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How one host is reached."""
+class SshRoute:
+    """Route to one host: directly, through another host, or through a program."""
 
     address: SshAddress
     through: asyncssh.SSHClientConnection | None
-    """Connection to the host before it; None: there is none."""
+    """Connection to the host before it, or None."""
 
     async def open(self) -> dict[str, Any]:
-        """Return the arguments of asyncssh that lead to the host, with an open port if we open it.
+        """Return asyncssh's arguments that lead to the host, with an open socket if we open it.
 
         Raises:
             NodeUnreachable: the port cannot be opened.
@@ -123,8 +131,7 @@ async def _run_proxy(command: str) -> dict[str, Any]:
     else:
         ours, its = socket.socketpair()
         try:
-            # Not by asyncssh, which takes what the program says on stderr for a part of the
-            # connection.
+            # Not by asyncssh, which takes the program's stderr for a part of the connection.
             await asyncio.create_subprocess_exec(
                 *("/bin/sh", "-c", f"exec {command}"),
                 stdin=its.fileno(),
@@ -143,7 +150,9 @@ async def _run_proxy(command: str) -> dict[str, Any]:
         return {"sock": ours}
 
 
-async def log_in(way: Way, judge: HostKeyJudge, login: Login) -> asyncssh.SSHClientConnection:
+async def log_in(
+    route: SshRoute, judge: HostKeyJudge, login: Login
+) -> asyncssh.SSHClientConnection:
     """Return a new connection to a host.
 
     Raises:
@@ -151,33 +160,33 @@ async def log_in(way: Way, judge: HostKeyJudge, login: Login) -> asyncssh.SSHCli
         UserError: what `app.nodes.transport.connection.connect` lists.
     """
     try:
-        return await _handshake(way, judge, login, judge.algorithms())
+        return await _handshake(route, judge, login, judge.algorithms())
     except _NO_COMMON_KEY_TYPE as error:
         # The host has no key of the confirmed type any more: connect again with all types, so
         # that the error can name the key it has now.
         if judge.algorithms() == ALL_HOST_KEY_ALGORITHMS:
-            raise await _explain(way, error) from error
+            raise await _explain(route, error) from error
     try:
-        return await _handshake(way, judge, login, ALL_HOST_KEY_ALGORITHMS)
+        return await _handshake(route, judge, login, ALL_HOST_KEY_ALGORITHMS)
     except _NO_COMMON_KEY_TYPE as error:
-        raise await _explain(way, error) from error
+        raise await _explain(route, error) from error
 
 
-async def _explain(way: Way, error: Exception) -> NodeUnreachable:
-    """Return the error for a handshake that failed, apparently without a common key type."""
-    opened = (await way.open()).get("sock")
-    # None: the way is a channel of another connection.
+async def _explain(route: SshRoute, error: Exception) -> NodeUnreachable:
+    """Return the error for a failed handshake, apparently without a common key type."""
+    opened = (await route.open()).get("sock")
+    # None: the host is reached through a channel of another connection.
     offered = await read_host_key_types(opened) if opened is not None else ()
     if offered and not set(offered) & set(ALL_HOST_KEY_ALGORITHMS):
-        return no_common_host_key(way.address, offered)
-    return ssh_failed(way.address, error)
+        return no_common_host_key(route.address, offered)
+    return ssh_failed(route.address, error)
 
 
 async def _handshake(
-    way: Way, judge: HostKeyJudge, login: Login, algorithms: Sequence[str]
+    route: SshRoute, judge: HostKeyJudge, login: Login, algorithms: Sequence[str]
 ) -> asyncssh.SSHClientConnection:
-    address = way.address
-    place = await way.open()
+    address = route.address
+    place = await route.open()
     client = _Client(judge, login)
     try:
         async with asyncio.timeout(LOGIN_TIMEOUT_S):
@@ -192,7 +201,7 @@ async def _handshake(
                 server_host_key_algs=list(algorithms),
                 x509_trusted_certs=None,
                 username=address.user,
-                # The agent's keys are among those of the login already.
+                # LoginKeys has the agent's keys already.
                 agent_path=None,
                 **_ways_to_prove(login),
                 host_based_auth=False,
@@ -225,7 +234,7 @@ async def _handshake(
 
 
 def _ways_to_prove(login: Login) -> dict[str, Any]:
-    """Return the arguments of asyncssh that say who logs in."""
+    """Return asyncssh's arguments for the login: keys or a password."""
     by_password = isinstance(login, Password)
     return {
         "client_keys": None if isinstance(login, Password) else login.pairs or None,
@@ -259,3 +268,50 @@ async def _open_port(address: SshAddress) -> socket.socket:
     except (OSError, TimeoutError, UnicodeError) as error:
         failure = error
     raise tcp_failed(address, failure, CONNECT_TIMEOUT_S) from failure
+
+
+# ---------------------------------------------------------------- host key types
+
+
+async def read_host_key_types(opened: socket.socket) -> tuple[str, ...]:
+    """Return the host key algorithms that the server offers, and disconnect.
+
+    Returns an empty tuple if it sends no such list. Takes at most OFFER_TIMEOUT_S.
+    """
+    # OpenSSH disconnects silently from a client that shares no type of host key with it, and
+    # asyncssh does not keep the offer; so it is requested once more, to be named in the error.
+    with contextlib.suppress(OSError, EOFError, ValueError, struct.error, TimeoutError):
+        async with asyncio.timeout(OFFER_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(sock=opened)
+            try:
+                writer.write(b"SSH-2.0-Rackless\r\n")
+                return await _read_offer(reader)
+            finally:
+                writer.close()
+    return ()
+
+
+async def _read_offer(reader: asyncio.StreamReader) -> tuple[str, ...]:
+    for _ in range(_MAX_BANNER_LINES):  # RFC 4253, 4.2: lines of text may come before the version
+        if (await reader.readline()).startswith(b"SSH-"):
+            break
+    (size,) = struct.unpack(">I", await reader.readexactly(4))
+    if not 0 < size <= _MAX_PACKET_BYTES:
+        return ()
+    return parse_host_key_types(await reader.readexactly(size))
+
+
+def parse_host_key_types(packet: bytes) -> tuple[str, ...]:
+    """Return the second list of a KEXINIT packet (RFC 4253, 7.1); empty: it is another packet.
+
+    Raises:
+        struct.error: the packet is truncated.
+    """
+    if len(packet) < 2 or packet[1] != _KEXINIT:  # packet[0] is the length of the padding
+        return ()
+    place = 2 + _COOKIE_BYTES
+    (size,) = struct.unpack_from(">I", packet, place)
+    place += 4 + size  # skips the first list, the key exchange algorithms
+    (size,) = struct.unpack_from(">I", packet, place)
+    names = packet[place + 4 : place + 4 + size].decode("ascii", "replace")
+    return tuple(name for name in names.split(",") if name)

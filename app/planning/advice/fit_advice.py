@@ -54,7 +54,7 @@ def _offer_other_mode(
     request: PlanRequest, case: Case, found: Sequence[Candidate]
 ) -> Advice | None:
     """Return advice to use a candidate that fits but that the run file excludes, or None."""
-    best = find_least(one for one in found if one.fits and one.runnable)
+    best = find_least(candidate for candidate in found if candidate.fits and candidate.runnable)
     if best is None:
         return None
     change: Change = {} if request.spec.parallel in ("auto", best.mode) else {"parallel": best.mode}
@@ -73,6 +73,7 @@ def _list_offers(request: PlanRequest, num_needed: int, only_whole: bool) -> Ite
     # A mode may support one optimizer only: changing it could keep the run from fitting.
     no_other = [changes for changes in kinds if not changes or "optimizer" not in changes[0][0]]
     enough = None
+    # The strongest change of each kind together shows whether any combination fits.
     for some in (no_other, kinds):
         strongest: list[_Choice] = [changes[-1] if changes else None for changes in some]
         if _offer_together(request, strongest, num_needed, only_whole) is not None:
@@ -209,7 +210,9 @@ def _is_shared(case: Case, num_needed: int) -> bool:
     """Return whether enough GPUs train together if the run file demands shared batches."""
     if not find_mode(case.spec.parallel).copies_model or len(case.workers) == 1:
         return True
-    return any(one.fits and len(one.gpus) >= num_needed for one in propose_data(case))
+    return any(
+        candidate.fits and len(candidate.gpus) >= num_needed for candidate in propose_data(case)
+    )
 
 
 def _count_free(case: Case, worker: Worker) -> float:
@@ -224,7 +227,7 @@ def _fits_on(case: Case, name: str) -> bool:
 
 def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) -> Iterator[Advice]:
     """Yield advice on what the smallest run would need, and on modes of later versions."""
-    later = next((one for one in found if one.fits), None)
+    later = next((candidate for candidate in found if candidate.fits), None)
     if later is not None:
         description = describe_candidate(case, later)
         yield Advice(text=f"It would fit as {description}, which this version cannot train yet")
@@ -241,7 +244,7 @@ def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) 
         return
     needs = divided.say_missing(smallest) if divided is not None else ""
     if not needs:
-        needs = _say_needs(smallest, max(smallest.workers, key=_room_bytes))
+        needs = _describe_needs(smallest, max(smallest.workers, key=_room_bytes))
     yield Advice(
         text=f"No change of the run file makes it fit: with all of them together {needs}, or a "
         "smaller model"
@@ -252,7 +255,7 @@ def _room_bytes(worker: Worker) -> int:
     return worker.memory.room_bytes - worker.gpu.desktop_bytes
 
 
-def _say_needs(smallest: Case, best: Worker) -> str:
+def _describe_needs(smallest: Case, best: Worker) -> str:
     """Return the GPU memory and RAM that a run needs beyond the best card, as a clause."""
     # Ranks that copy the model also need memory for the exchange of gradients.
     copies = find_mode(smallest.spec.parallel).copies_model
@@ -262,20 +265,20 @@ def _say_needs(smallest: Case, best: Worker) -> str:
     gpu = next((plan.gpus[0] for plan in alone if plan is not None), None)
     # Name the smaller need: the whole model on the card, or a part with the rest in RAM.
     if gpu is None or gpu.memory.expected_bytes >= whole.expected_bytes:
-        return f"it needs {_say_card(whole.expected_bytes - whole.desktop_bytes)}"
-    said = []
+        return f"it needs {_describe_card(whole.expected_bytes - whole.desktop_bytes)}"
+    needs = []
     if gpu.memory.expected_bytes > gpu.room_bytes:
-        said.append(_say_card(gpu.memory.expected_bytes - gpu.memory.desktop_bytes))
+        needs.append(_describe_card(gpu.memory.expected_bytes - gpu.memory.desktop_bytes))
     if not gpu.fits_host:
-        said.append(_say_ram(gpu, best))
-    return f"it needs {' and '.join(said)}"
+        needs.append(_describe_ram(gpu, best))
+    return f"it needs {' and '.join(needs)}"
 
 
-def _say_card(num_bytes: float) -> str:
+def _describe_card(num_bytes: float) -> str:
     return f"a card with {num_bytes / GIB:.1f} GiB free"
 
 
-def _say_ram(gpu: GpuPlan, worker: Worker) -> str:
+def _describe_ram(gpu: GpuPlan, worker: Worker) -> str:
     needed = f"{gpu.host_bytes / GIB:.1f} GiB of RAM for training"
     if worker.node.ram_bytes is None:
         return f"{needed} on {gpu.node}, whose RAM is not known (ram_gib of a cluster file)"

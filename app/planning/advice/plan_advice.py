@@ -38,7 +38,7 @@ def give_advice(
 ) -> tuple[Advice, ...]:
     """Return the advice for a plan, the most important first."""
     if not case.workers:
-        return (Advice(text=_say_no_gpu(case)),)
+        return (Advice(text=_explain_no_gpu(case)),)
     together = _together(case, found)
     advice: list[Advice] = []
     if chosen is None or (not chosen.divides_layers and together is not None and not together.fits):
@@ -52,7 +52,7 @@ def give_advice(
     return tuple(advice)
 
 
-def _say_no_gpu(case: Case) -> str:
+def _explain_no_gpu(case: Case) -> str:
     """Return what to change if no node can train."""
     if not case.cluster.nodes:
         return "There is no node: add one, or describe PCs in a cluster file"
@@ -143,6 +143,7 @@ def _hold_in_4_bits(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]
     change: Change = {"adapter.kind": "qlora"}
     changed = open_case(replace(request, spec=apply_change(request.spec, change)))
     able = [one for one in propose_candidates(changed) if one.fits and one.runnable]
+    # On the same nodes, so that the gain is that of the quantization.
     best = min((one.step_s for one in able if one.nodes == chosen.nodes), default=chosen.step_s)
     if chosen.step_s > _MIN_4_BIT_GAIN * best:
         share = best / chosen.step_s

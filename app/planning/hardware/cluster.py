@@ -247,6 +247,7 @@ def _node(
         system=system,
         num_cores=facts.num_cores,
         has_compiler=facts.compiler is not None,
+        # Each calibration of the node measures the same SSD; the fastest was disturbed the least.
         disk_bytes_per_s=max(
             (
                 found.disk_bytes_per_s

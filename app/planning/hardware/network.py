@@ -93,12 +93,14 @@ def _power_values(shape: ModelShape, spec: RunSpec) -> float:
     total = 0.0
     for layer, count in shape.kinds:
         if spec.adapter.kind == "full":
-            sizes = [(one.num_inputs, one.num_outputs) for one in layer.linears]
+            sizes = [(linear.num_inputs, linear.num_outputs) for linear in layer.linears]
         else:
             rank = spec.adapter.rank
             targets = choose_targets(layer, spec.adapter.targets)
             sizes = [
-                pair for one in targets for pair in _factors(one.num_inputs, one.num_outputs, rank)
+                pair
+                for linear in targets
+                for pair in _factors(linear.num_inputs, linear.num_outputs, rank)
             ]
         # A small matrix is sent whole if its factors would be larger.
         total += count * sum(min(a * b, _POWER_RANK * (a + b)) for a, b in sizes)

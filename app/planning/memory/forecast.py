@@ -155,9 +155,9 @@ def count_copies(shape: ModelShape, spec: RunSpec, gpu: GpuMemory) -> int:
         return 0
     rank = -(-adapter.rank // _RANKS_TOGETHER) * _RANKS_TOGETHER
     linears = [
-        (count, one)
+        (count, linear)
         for layer, count in shape.kinds
-        for one in choose_targets(layer, adapter.targets)
+        for linear in choose_targets(layer, adapter.targets)
     ]
     values = sum(count * rank * (one.num_inputs + one.num_outputs) for count, one in linears)
     lengths = sum(count * one.num_outputs for count, one in linears) if adapter.dora else 0

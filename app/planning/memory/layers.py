@@ -111,8 +111,8 @@ class Sizes:
 
 def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
     """Return the properties of a layer that the rules depend on."""
-    linears = {one.name: one for one in layer.linears}
-    names = {one.name for one in choose_targets(layer, spec.adapter.targets)}
+    linears = {linear.name: linear for linear in layer.linears}
+    names = {linear.name for linear in choose_targets(layer, spec.adapter.targets)}
     full = spec.adapter.kind == "full"
     attends = layer.kind in ("attention", "both")
     # Norms of heads are the only ones whose sizes are no multiple of the residual stream.
@@ -139,16 +139,17 @@ def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
         has_down=bool(counts["down"]),
         has_dropout=spec.adapter.dropout > 0 and not full,
         rank=rank,
-        num_adapter=sum(rank * (one.num_inputs + one.num_outputs) for one in targets),
-        num_weights=sum(one.num_weights for one in layer.linears),
-        largest_weights=max(one.num_weights for one in layer.linears),
+        num_adapter=sum(rank * (linear.num_inputs + linear.num_outputs) for linear in targets),
+        num_weights=sum(linear.num_weights for linear in layer.linears),
+        largest_weights=max(linear.num_weights for linear in layer.linears),
         has_fused_gate="gate_up_proj" in linears,
         has_fused_heads="qkv_proj" in linears,
         has_gelu=shape.family in _GELU,
         has_softcap=shape.has_softcap,
-        num_dora_outputs=sum(one.num_outputs for one in targets) if spec.adapter.dora else 0,
-        num_down=sum(rank * one.num_inputs for one in targets),
+        num_dora_outputs=sum(linear.num_outputs for linear in targets) if spec.adapter.dora else 0,
+        num_down=sum(rank * linear.num_inputs for linear in targets),
         num_small=_count_routing(shape) if layer.num_router else 0,
+        # Gates double the outputs of the queries' projection.
         has_gates=attends and "q_proj" in linears and linears["q_proj"].num_outputs == 2 * queries,
         mixer=count_mixer(layer, 4 if spec.precision == "fp32" else 2),
     )
@@ -158,7 +159,9 @@ def _count_inner(shape: ModelShape, layer: LayerShape) -> int:
     """Return the inner width of the MLP, or of a token's experts and the shared one together."""
     if not layer.num_router:
         return shape.ffn if layer.num_mlp else 0
-    shared = max((one.num_inputs for one in layer.linears if one.name == "down_proj"), default=0)
+    shared = max(
+        (linear.num_inputs for linear in layer.linears if linear.name == "down_proj"), default=0
+    )
     return shape.expert_ffn * shape.num_experts_met + shared
 
 

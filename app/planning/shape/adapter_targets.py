@@ -20,18 +20,18 @@ Targets = str | tuple[str, ...]
 def choose_targets(layer: LayerShape, targets: Targets) -> tuple[Linear, ...]:
     """Return the linear layers that get an adapter."""
     if targets == "all-linear":
-        return tuple(one for one in layer.linears if one.is_adapted)
+        return tuple(linear for linear in layer.linears if linear.is_adapted)
     if isinstance(targets, str):
         try:
             pattern = re.compile(targets)
         except re.error:
             return ()  # the trainer reports an invalid expression
-        return tuple(one for one in layer.linears if pattern.fullmatch(_name(layer, one)))
+        return tuple(linear for linear in layer.linears if pattern.fullmatch(_name(layer, linear)))
     return tuple(
-        one
-        for one in layer.linears
-        if one.name in targets
-        or any(f".{_name(layer, one)}".endswith(f".{target}") for target in targets)
+        linear
+        for linear in layer.linears
+        if linear.name in targets
+        or any(f".{_name(layer, linear)}".endswith(f".{target}") for target in targets)
     )
 
 

@@ -127,4 +127,4 @@ class LayerParts:
 
 
 def _count(linears: Iterable[Linear]) -> int:
-    return sum(one.num_parameters for one in linears)
+    return sum(linear.num_parameters for linear in linears)

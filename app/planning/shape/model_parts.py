@@ -91,6 +91,7 @@ def _find_parts(shape: ModelShape, spec: RunSpec) -> Iterator[ModelPart]:
     )
     is_quantized = spec.adapter.kind == "qlora"
     if num_sparse and not is_adapted:
+        # QLoRA cannot quantize experts of another form.
         is_wide = is_quantized and not shape.has_usual_experts
         yield replace(experts, kind="untouched" if is_wide else "no_adapter")
     yield from _find_linears(shape, spec)
@@ -110,7 +111,7 @@ def _find_linears(shape: ModelShape, spec: RunSpec) -> Iterator[ModelPart]:
     num_weights = num_layers = 0
     for layer, count in shape.kinds:
         chosen = choose_targets(layer, spec.adapter.targets)
-        left = [one for one in layer.linears if one not in chosen]
+        left = [linear for linear in layer.linears if linear not in chosen]
         names |= dict.fromkeys(one.name for one in left)
         num_weights += count * sum(one.num_weights for one in left)
         num_layers += count if left else 0

@@ -188,7 +188,9 @@ class ModelShape:
     @property
     def num_quantized(self) -> int:
         """Number of values that exports quantize to 4 or 8 bits: linear layers' matrices."""
-        return sum(count * one.num_weights for layer, count in self.kinds for one in layer.linears)
+        return sum(
+            count * linear.num_weights for layer, count in self.kinds for linear in layer.linears
+        )
 
     def tell_apart(self, targets: str | tuple[str, ...]) -> ModelShape:
         """Return the model with separate kinds for layers in which targets select differently.
@@ -201,9 +203,9 @@ class ModelShape:
     def name_linear(self) -> list[str]:
         """Return the full names of the linear layers, such as `model.layers.0.mlp.up_proj`."""
         return [
-            f"model.layers.{number}.{one.place}"
+            f"model.layers.{number}.{linear.place}"
             for number, layer in enumerate(self.layers)
-            for one in layer.linears
+            for linear in layer.linears
         ]
 
     def count_adapter(
@@ -231,9 +233,13 @@ class ModelShape:
         16777216
         """
         on_linear = sum(
-            count * (rank * (one.num_inputs + one.num_outputs) + (one.num_outputs if dora else 0))
+            count
+            * (
+                rank * (linear.num_inputs + linear.num_outputs)
+                + (linear.num_outputs if dora else 0)
+            )
             for layer, count in self.kinds
-            for one in choose_targets(layer, targets)
+            for linear in choose_targets(layer, targets)
         )
         if not self.has_usual_experts:
             return on_linear

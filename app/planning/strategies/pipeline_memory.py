@@ -112,7 +112,7 @@ def _count_unpacked(stage: ModelShape, spec: RunSpec, width: int) -> int:
         return 0
     # Seven stages of a 70B model on an H200 peaked at 0.46 to 0.55 GiB more than the forecast
     # without this term; its largest weight takes 0.44 GiB.
-    return width * max(one.num_weights for layer, _ in stage.kinds for one in layer.linears)
+    return width * max(linear.num_weights for layer, _ in stage.kinds for linear in layer.linears)
 
 
 def stage_memory(

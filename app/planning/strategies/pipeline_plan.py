@@ -232,6 +232,7 @@ def _plan_chain(
     transfers = [_transfer_s(case, workers[i], workers[i + 1]) for i in range(num - 1)]
     depths = tuple(min(num - place, case.spec.batch_sequences) for place in range(num))
     if is_deep:
+        # Memory, and so the cut, depends on the depths; choose these as if all stages were equal.
         even_s = num_layers / sum(1 / one for one in layer_s)
         depths = choose_depths([even_s] * num, transfers, case.spec.batch_sequences)
     found = _cut_layers(case, workers, layer_s, head_s, depths, holdings)
@@ -340,6 +341,7 @@ def _assemble(case: Case, chains: Sequence[Chain]) -> Candidate:
         [busy_s for _, _, busy_s in both],
         fits=all(chain.fits for chain in chains),
     )
+    # Twice: features go forward, gradients come back.
     busiest_s = max(
         max((0.0, *(2 * one for one in chain.transfers_s))) * count
         for chain, count in zip(chains, rows, strict=True)

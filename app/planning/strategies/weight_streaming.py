@@ -58,7 +58,7 @@ def _choose_subsets(case: Case) -> list[tuple[str, ...]]:
 
 def _make_prospect(case: Case, name: str, streams: list[_Stream]) -> Prospect:
     """Return the contribution of a node whose GPUs stream."""
-    rows = [one.count_at_once(case) for one in streams]
+    rows = [stream.count_at_once(case) for stream in streams]
     micro_s = [sum(one.seconds(case, num)) for one, num in zip(streams, rows, strict=True)]
     return Prospect(
         name=name,
@@ -237,6 +237,7 @@ def _try(case: Case, worker: Worker, ranks: int, sharing: int, setting: MemorySe
     """Return the stream that keeps as many layers on the GPU as fit with this setting."""
     room, num_layers = case.room_bytes(worker), case.shape.num_layers
     forecast = case.forecast(worker, setting, ranks)
+    # The buffers of the current layers stay on the GPU in any case.
     streamed = min(_num_streamed(case, forecast, room), max(0, num_layers - _SLOTS))
     weights, constants = _layer_bytes(case, forecast)
     memory = replace(

@@ -1,1 +1,1 @@
-"""Judge what nodes read of themselves: one module of pure functions for each subject."""
+"""Judge the readings of nodes: one module of pure functions for each subject."""

@@ -1,4 +1,4 @@
-"""Judge NVIDIA's driver: why a card that is in the PC is not one of its GPUs."""
+"""Judge NVIDIA's driver: explain why a card in the PC is not one of its GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ RESTART = "Restart that PC"
 
 
 def judge_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Compare the cards on the bus with the GPUs that the driver lists, and say what is missing."""
+    """Compare the cards on the bus with the GPUs that the driver lists, and explain missing
+    ones.
+    """
     driver, facts = node.examination.driver, node.facts
     if facts.wsl is not None:
         return _judge_windows_driver(node)
@@ -38,7 +40,7 @@ def judge_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_persistence(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check that the driver stays loaded between programs; WSL and other systems have no row."""
+    """Check that the driver stays loaded between programs; no row in WSL and other systems."""
     kept = node.examination.driver.persistence
     if kept is None or node.facts.wsl is not None:
         return ()
@@ -50,8 +52,9 @@ def judge_persistence(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def _explain_missing(node: CheckedNode) -> tuple[str, str]:
-    """Return why a card is no GPU, and the fix."""
+    """Return the reason why a card is not a GPU, and the fix."""
     driver = node.examination.driver
+    # In the order in which one cause hides the next.
     if driver.nouveau:
         return "the free driver nouveau holds it, which cannot compute", INSTALL
     if driver.library_version is None and not driver.is_loaded:
@@ -61,7 +64,7 @@ def _explain_missing(node: CheckedNode) -> tuple[str, str]:
             "the driver is installed, but its kernel module is not loaded (after an update of the "
             "kernel, or because Secure Boot refuses it)",
             "Run there: sudo dkms autoinstall && sudo modprobe nvidia; mokutil --sb-state says "
-            "whether Secure Boot is on",
+            "if Secure Boot is on",
         )
     if driver.was_updated:
         return (
@@ -95,5 +98,5 @@ def _judge_windows_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
             make_row("driver", node.name, "fail", text, fix, evidence=driver.smi_message or ""),
         )
     text = "Windows offers no GPU to WSL; trains on its CPU"
-    fix = "Where that PC has one: install the NVIDIA driver on Windows, then wsl --update"
+    fix = "If that PC has one, install the NVIDIA driver on Windows, then wsl --update"
     return (make_row("driver", node.name, "warn", text, fix, evidence="/dev/dxg is not there"),)

@@ -1,4 +1,4 @@
-"""Judge what the login's programs get: room for temporary files, open files, processes, memory."""
+"""Judge the limits of the login's programs: temporary files, open files, processes, memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from app.provisioning.check_row import CheckedNode, CheckRow, make_row
 from app.text import show_bytes
 
 ENOUGH_TEMPORARY_BYTES = 512 << 20
-"""Space for temporary files below which a compiler or an installer may run out of it, in bytes."""
+"""Minimum space for temporary files of compilers and installers, in bytes."""
 ENOUGH_OPEN_FILES = 1024
-"""Open files of a rank: shards of a model, data loaders, connections; the default of Linux."""
+"""Minimum of open files per rank: model shards, data loaders, connections; Linux's default."""
 ENOUGH_PROCESSES = 1000
-"""Processes and threads of one login: a rank has some for each core, and its compilers, too."""
+"""Minimum of processes and threads of one login: each rank and its compilers have some per core."""
 
 
 def judge_temporary(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check the folder in which compilers and installers put their temporary files."""
+    """Check the folder for the temporary files of compilers and installers."""
     system = node.examination.system
     folder, free = system.temporary_folder or "/tmp", system.temporary_free_bytes
     if system.temporary_writable is False:
@@ -45,9 +45,10 @@ def judge_limits(node: CheckedNode) -> tuple[CheckRow, ...]:
         f"addresses {'without limit' if addresses == NO_LIMIT else show_bytes(addresses)}"
     )
     raise_ = (
-        "Raise the limit {0} in /etc/security/limits.conf there, and look for ulimit in ~/.bashrc "
+        "Raise the limit {0} in /etc/security/limits.conf there, and check for ulimit in ~/.bashrc "
         "and ~/.profile"
     )
+    # First, since it stops CUDA from starting; the other two only cause errors later.
     if addresses != NO_LIMIT:
         text = (
             f"programs of this login get at most {show_bytes(addresses)} of addresses, while CUDA "

@@ -1,9 +1,9 @@
-"""Measure every link between nodes in both directions, and say what is wrong with each.
+"""Measure each link between nodes in both directions, and explain slow and broken ones.
 
-First all pairs try to connect at once, since a silent firewall costs seconds. Then those that can
+First all pairs try to connect at once, since a silent firewall costs seconds. Then the open ones
 are measured; a node takes part in one measurement at a time, so that none distorts another's
-figures. Each node also connects to its own address: rank 0 does so in training, and WSL is known
-to refuse it.
+figures. Each node also connects to its own address: rank 0 does so in training, and WSL is known to
+refuse it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ SLOW_BYTES_PER_S = 30e6
 SLOW_ROUND_TRIP_S = 0.005
 """Round trip above which a link is reported as slow, in seconds."""
 MAX_RESENT_SHARE = 0.05
-"""Packets sent again, as a share: queues of switches that overflow lose some, too."""
+"""Maximum share of packets sent again; overflowing queues of switches also lose some."""
 MIN_SPEED_SHARE = 0.4
-"""Share of the speed of both network cards that a link has to reach."""
+"""Minimum share of the speed of both network cards that a link must reach."""
 SMALL_SEGMENT_BYTES = 536
-"""Payload of packets that pass everywhere (RFC 1122, section 4.2.2.6)."""
-# How long a node keeps its probe port open; the caller may have to connect to its agent first.
+"""Payload of packets that pass on every path (RFC 1122, section 4.2.2.6), in bytes."""
+# Lifetime of a node's probe port; the caller may have to connect to its agent first.
 _LISTEN_S = 20.0
 
 Pair = tuple[NodeClient, NodeClient]
@@ -46,8 +46,8 @@ Pair = tuple[NodeClient, NodeClient]
 async def check_routes(
     group: CheckedGroup, on_row: OnRow, progress: OnMessage
 ) -> tuple[CheckRow, ...]:
-    """Ask each node by which device packets to the others leave; one row for each node."""
-    progress("asking each node for its way to the others")
+    """Ask each node for the device that it uses to reach the others; one row for each node."""
+    progress("asking each node for its route to the others")
 
     async def ask(client: NodeClient) -> CheckRow:
         peers = {
@@ -74,7 +74,7 @@ async def check_routes(
 async def check_links(
     group: CheckedGroup, on_row: OnRow, progress: OnMessage
 ) -> tuple[CheckRow, ...]:
-    """Probe TCP from each node to each, itself included; one row for each direction."""
+    """Probe TCP from each node to every node, itself included; one row for each direction."""
     clients = tuple(group.clients.values())
     pairs = [(caller, answerer) for caller in clients for answerer in clients]
     progress(f"trying {count_of(len(pairs), 'connection')}")
@@ -108,10 +108,8 @@ async def check_links(
 
 
 def interleave(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs in an order in which neighbours share no node where possible.
-
-    Locks are granted in the order of requests; pairs by caller would let all others wait for one.
-    """
+    """Return the pairs ordered so that neighbouring pairs share no node if possible."""
+    # Locks are granted in the order of requests: sorted by caller, all pairs would wait for one.
     names = sorted({one.name for pair in pairs for one in pair})
     place = {name: number for number, name in enumerate(names)}
 
@@ -123,7 +121,7 @@ def interleave(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 async def _try(group: CheckedGroup, pair: Pair) -> CheckRow | None:
-    """Connect once; return the row of a link that fails, None if it works."""
+    """Connect once; return the row of a failed link, or None if it works."""
     probe = await _probe(group, pair, 0)
     if isinstance(probe, CheckRow):
         return probe
@@ -132,12 +130,13 @@ async def _try(group: CheckedGroup, pair: Pair) -> CheckRow | None:
 
 async def _measure(group: CheckedGroup, pair: Pair) -> CheckRow:
     caller, answerer = pair
-    # A node's link to itself is only tested for reachability, so a few bytes are enough.
+    # A node's link to itself is only tested for reachability, so fewer bytes are enough.
     num_bytes = PROBE_BYTES if caller is not answerer else PROBE_BYTES // 8
     probe = await _probe(group, pair, num_bytes)
     if isinstance(probe, CheckRow):
         return probe
     small: LinkProbe | None = None
+    # Lost large packets with passing small ones mean an MTU black hole.
     if probe.failure == "stalled":
         again = await _probe(group, pair, num_bytes // 16, SMALL_SEGMENT_BYTES)
         small = again if isinstance(again, LinkProbe) else None
@@ -147,7 +146,7 @@ async def _measure(group: CheckedGroup, pair: Pair) -> CheckRow:
 async def _probe(
     group: CheckedGroup, pair: Pair, num_bytes: int, segment_bytes: int | None = None
 ) -> LinkProbe | CheckRow:
-    """Have one node measure its link to the other; return the row where none could be tried."""
+    """Measure the link from one node to another; return a row if it could not be tried."""
     caller, answerer = pair
     address = group.endpoints[answerer.name].address
     try:
@@ -178,11 +177,11 @@ def judge_link(
     """Judge a link; a node's link to itself is never slow.
 
     Args:
-        group: the nodes, whose devices and firewalls explain what was measured.
-        node: where the connection began.
-        peer: where it ended.
-        probe: what was measured.
-        small: what passed in small packets, where in `probe` nothing passed.
+        group: the nodes, whose devices and firewalls explain the measurement.
+        node: node that opened the connection.
+        peer: node that accepted it.
+        probe: the measurement.
+        small: the same with small packets, if `probe` stalled.
     """
     if probe.failure is not None:
         message, fix = _explain(group, node, peer, probe, small)
@@ -203,7 +202,7 @@ def judge_link(
 
 
 def _find_repair(group: CheckedGroup, node: str, peer: str, probe: LinkProbe) -> Repair | None:
-    """Return the repair of a link: a rule for the firewall of the node that is called."""
+    """Return the repair of a link: a rule for the firewall of the answering node."""
     answerer = group.nodes.get(peer)
     is_closed = probe.failure in ("dropped", "refused") and node != peer
     if not is_closed or answerer is None or answerer.facts.wsl is not None:
@@ -214,7 +213,8 @@ def _find_repair(group: CheckedGroup, node: str, peer: str, probe: LinkProbe) ->
 
 
 def _find_slowness(group: CheckedGroup, node: str, peer: str, probe: LinkProbe) -> str:
-    """Return what is slow about a link; empty: nothing."""
+    """Return the reason why a link is slow, or "" if it is not."""
+    # Latency before throughput: a slow round trip also lowers the measured throughput.
     if (probe.round_trip_s or 0.0) > SLOW_ROUND_TRIP_S:
         return "much slower than Gigabit Ethernet"
     if probe.bytes_per_s is None:
@@ -223,6 +223,7 @@ def _find_slowness(group: CheckedGroup, node: str, peer: str, probe: LinkProbe) 
         return "much slower than Gigabit Ethernet"
     speeds = [_speed_of(group, name) for name in (node, peer)]
     known = [speed for speed in speeds if speed is not None]
+    # The slower card limits the link; with one unknown speed there is no limit to compare with.
     if len(known) == 2 and probe.bytes_per_s * 8e-6 < MIN_SPEED_SHARE * min(known):
         return f"much slower than its network cards, which are linked at {min(known)} Mb/s"
     return ""
@@ -231,14 +232,14 @@ def _find_slowness(group: CheckedGroup, node: str, peer: str, probe: LinkProbe) 
 def _explain(
     group: CheckedGroup, node: str, peer: str, probe: LinkProbe, small: LinkProbe | None
 ) -> tuple[str, str]:
-    """Return what is wrong with a link that fails, and the fix."""
+    """Return the reason why a link fails, and the fix."""
     address = group.endpoints[peer].address
     if probe.failure == "stalled":
         if small is not None and small.failure is None:
             return (
                 f"small packets reach {peer}, but large ones are lost (MTU black hole): "
                 f"{probe.reason}",
-                f"Give all devices on the way one packet size: sudo ip link set "
+                f"Give all devices on the path one packet size: sudo ip link set "
                 f"{group.endpoints[node].interface or 'DEVICE'} mtu 1400 on both PCs shows whether "
                 "it helps; then turn off jumbo frames or the VPN",
             )
@@ -265,7 +266,7 @@ def _explain(
         )
     if probe.failure == "no_way":
         return (
-            f"there is no way to {peer} at {address}: {probe.reason}",
+            f"there is no route to {peer} at {address}: {probe.reason}",
             "Connect both PCs to one network; run on the first: ip route",
         )
     return (

@@ -1,4 +1,6 @@
-"""Judge a node's network devices: which one joins the nodes, its link, its errors, its ways."""
+"""Judge a node's network devices: the one that joins the nodes, its link, its errors, its
+routes.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from app.provisioning.network_repairs import keep_wifi_awake, set_mtu, widen_por
 from app.text import show_list
 
 ENOUGH_PORTS = 2000
-"""Ports that several runs of many ranks need: each pair of ranks takes a few."""
+"""Minimum of ports for several runs of many ranks; each pair of ranks takes a few."""
 MAX_ERRORS_SHARE = 1e-5
-"""Damaged packets as a share of all: a good cable has none in years."""
+"""Maximum share of damaged packets; a good cable damages none in years."""
 MIN_ERRORS = 20
-"""Damaged packets that say nothing yet: plugging a cable in damages some."""
+"""Number of damaged packets that is not yet a sign; plugging a cable in damages some."""
 MAX_CARRIER_LOSSES = 20
-"""Times that a link may have been lost since the start of the PC: suspend and switches count."""
+"""Maximum number of lost links since the start of the PC; suspend and switches cause some."""
 STANDARD_MTU = 1500
 GIGABIT_MBIT = 1000
 _KINDS = {
@@ -32,7 +34,7 @@ _KINDS = {
 
 
 def judge_ports(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check that the system gives out enough ports for ranks."""
+    """Check that the system's range of ports is large enough for ranks."""
     ports = node.examination.network.port_range
     if ports is None:
         fix = "Run there: sysctl net.ipv4.ip_local_port_range"
@@ -48,7 +50,7 @@ def judge_ports(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_rdma(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Name RDMA ports, which NCCL uses by itself; nodes without them have no row."""
+    """List RDMA ports, which NCCL uses automatically; no row for nodes without them."""
     rows = []
     for port in node.examination.network.rdma or ():
         evidence = (
@@ -66,8 +68,8 @@ def judge_rdma(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_interfaces(group: CheckedGroup) -> tuple[CheckRow, ...]:
-    """Name the device that carries training between the nodes, and what is wrong with it."""
-    # The ranks of a node that is alone meet over loopback.
+    """Name the device that carries training between the nodes, and its problem."""
+    # The ranks of a single node connect over loopback.
     if len(group.endpoints) < 2:
         return ()
     return tuple(_judge_interface(group, name) for name in group.endpoints)
@@ -81,7 +83,7 @@ def _judge_interface(group: CheckedGroup, name: str) -> CheckRow:
             f"no network device of this node has the address {endpoint.address}: it is reached "
             "through a router or a forwarded port, and its ranks could not be reached"
         )
-        fix = "Add it at an address of its own: rackless nodes set-address NAME --ssh USER@ADDRESS"
+        fix = "Use its own address: rackless nodes set-address NAME --ssh USER@ADDRESS"
         return make_row("interface", name, "fail", text, fix)
     device = find_device(node, endpoint.interface)
     others = [_describe(one) for one in devices or () if one.name != endpoint.interface]
@@ -108,14 +110,14 @@ def _judge_interface(group: CheckedGroup, name: str) -> CheckRow:
         fix = f"Use {better}: rackless nodes set-address {name} --ssh USER@{better.split()[-1]}"
     repair = keep_wifi_awake(device.name) if device.saves_power else None
     if repair is not None:
-        text = f"{text}; it sleeps between packets, and answers late"
+        text = f"{text}; it sleeps between packets and answers late"
         fix = f"{fix}; until then: sudo iw dev {device.name} set power_save off"
     status = "warn" if fix else "pass"
     return make_row("interface", name, status, text, fix, repair, evidence=evidence)
 
 
 def _find_better(group: CheckedGroup, name: str) -> str:
-    """Return `DEVICE at ADDRESS` of a network card in a network that all nodes share."""
+    """Return `DEVICE at ADDRESS` of a network card in a network that all nodes share, or ""."""
     networks = [
         {
             _network_of(one.address)
@@ -132,17 +134,18 @@ def _find_better(group: CheckedGroup, name: str) -> str:
 
 
 def _network_of(address: str) -> str:
-    """Return the first three numbers of an IPv4 address: facts have no netmask."""
+    """Return the first three numbers of an IPv4 address, or "" for unusable ones."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
         return ""
+    # The facts have no netmask; home networks have 24 bits.
     usable = found.version == 4 and not found.is_loopback and not found.is_link_local
     return address.rpartition(".")[0] if usable else ""
 
 
 def judge_carriers(group: CheckedGroup) -> tuple[CheckRow, ...]:
-    """Check speed and duplex of the link of the device that joins the nodes."""
+    """Check the speed and duplex of the link of the device that joins the nodes."""
     rows = []
     for name, device in _lan_devices(group).items():
         speed, best = device.speed_mbit, device.best_speed_mbit
@@ -154,9 +157,9 @@ def judge_carriers(group: CheckedGroup) -> tuple[CheckRow, ...]:
             text = f"{device.name} works in half duplex: it cannot send and receive at once"
             rows.append(make_row("link-speed", name, "warn", text, fix, evidence=evidence))
         elif speed is None:
-            # Drivers of virtual devices and of Wi-Fi tell none; the measured rows do.
+            # Drivers of Wi-Fi and virtual devices report no speed; the tcp rows measure it.
             fix = "The tcp rows have the measured speed"
-            text = f"{device.name} does not tell the speed of its link"
+            text = f"{device.name} does not report the speed of its link"
             rows.append(make_row("link-speed", name, "unknown", text, fix, evidence=evidence))
         elif best is not None and speed < best:
             text = f"{device.name} could do {best} Mb/s, but its link runs at {speed} Mb/s"
@@ -198,7 +201,7 @@ def judge_errors(group: CheckedGroup) -> tuple[CheckRow, ...]:
 
 
 def judge_mtus(group: CheckedGroup) -> tuple[CheckRow, ...]:
-    """Compare packet sizes: where they differ on one network, only large packets are lost."""
+    """Compare packet sizes: if they differ on one network, only large packets are lost."""
     known: dict[str, int] = {}
     rows = []
     for name, endpoint in group.endpoints.items():
@@ -209,7 +212,7 @@ def judge_mtus(group: CheckedGroup) -> tuple[CheckRow, ...]:
             rows.append(make_row("mtu", name, "unknown", text, fix))
         else:
             known[name] = mtu
-    # A node on loopback alone would differ from all others.
+    # The majority of all nodes: a node on loopback alone would differ from the others.
     usual = max(set(known.values()), key=list(known.values()).count, default=0)
     for name, mtu in known.items():
         device = group.endpoints[name].interface or "DEVICE"
@@ -231,7 +234,7 @@ def judge_mtus(group: CheckedGroup) -> tuple[CheckRow, ...]:
 
 
 def judge_machines(group: CheckedGroup) -> tuple[CheckRow, ...]:
-    """Find PCs with one machine id: their disk was cloned, and routers and we mix them up."""
+    """Find PCs with the same machine id, from cloned disks, which routers and Rackless confuse."""
     seen: dict[str, str] = {}
     rows = []
     for name, node in group.nodes.items():
@@ -244,8 +247,9 @@ def judge_machines(group: CheckedGroup) -> tuple[CheckRow, ...]:
         twin = seen.setdefault(own, name)
         boot = node.examination.system.boot_id
         evidence = f"hash of the machine id {own[:8]}, boot {(boot or 'not known')[:8]}"
+        # One boot id means one running system; a clone has its own.
         if twin == name or boot == group.nodes[twin].examination.system.boot_id:
-            # Two nodes may be one PC, such as two logins of it.
+            # Two nodes may be one PC, such as two logins.
             same = "" if twin == name else f"; the same PC as {twin}"
             text = f"its machine id is its own{same}"
             rows.append(make_row("machine-id", name, "pass", text, "", evidence=evidence))
@@ -260,53 +264,54 @@ def judge_machines(group: CheckedGroup) -> tuple[CheckRow, ...]:
 
 
 def judge_routes(group: CheckedGroup, name: str, routes: Mapping[str, Route]) -> CheckRow:
-    """Judge the ways of node `name` to its peers; `routes` has them by name of the peer."""
+    """Judge the routes of node `name` to its peers; `routes` has them by name of the peer."""
     interface = group.endpoints[name].interface
     evidence = "; ".join(
-        f"{peer}: {way.device or 'no way'}" + (f" by {way.gateway}" if way.gateway else "")
-        for peer, way in routes.items()
+        f"{peer}: {route.device or 'no way'}" + (f" by {route.gateway}" if route.gateway else "")
+        for peer, route in routes.items()
     )
-    lost = [peer for peer, way in routes.items() if way.device is None]
+    lost = [peer for peer, route in routes.items() if route.device is None]
+    # No route to any peer is more likely a failure to read them than a PC without a network.
     if lost and len(lost) == len(routes):
         text = "it is not known by which device packets to the others leave"
         fix = f"Run there: ip route get {group.endpoints[lost[0]].address}"
         return make_row("route", name, "unknown", text, fix, evidence=evidence)
     if lost:
-        text = f"there is no way from here to {show_list(lost)}"
+        text = f"there is no route from here to {show_list(lost)}"
         fix = "Connect the nodes to one network; run there: ip route"
         return make_row("route", name, "fail", text, fix, evidence=evidence)
-    for peer, way in routes.items():
-        if way.device not in (interface, "lo"):
-            device = find_device(group.nodes[name], way.device or "")
+    for peer, route in routes.items():
+        if route.device not in (interface, "lo"):
+            device = find_device(group.nodes[name], route.device or "")
             what = f" ({_KINDS[device.kind]})" if device and device.kind else ""
             text = (
-                f"packets to {peer} leave by {way.device}{what}, not by {interface}, "
+                f"packets to {peer} leave by {route.device}{what}, not by {interface}, "
                 "which joins the nodes"
             )
             fix = f"Turn that off or exclude your network from it; run there: ip route get \
 {group.endpoints[peer].address}"
             return make_row("route", name, "warn", text, fix, evidence=evidence)
-        if way.gateway is not None:
-            text = f"packets to {peer} pass a router, {way.gateway}, which limits their speed"
+        if route.gateway is not None:
+            text = f"packets to {peer} pass a router, {route.gateway}, which limits their speed"
             fix = "Connect the nodes to one switch and give them addresses of one network"
             return make_row("route", name, "warn", text, fix, evidence=evidence)
-    smaller = {peer: way.mtu for peer, way in routes.items() if way.mtu}
+    smaller = {peer: route.mtu for peer, route in routes.items() if route.mtu}
     if smaller:
         peer, mtu = next(iter(smaller.items()))
-        text = f"something on the way to {peer} lets only packets of {mtu} bytes pass"
+        text = f"a device on the path to {peer} lets only packets of {mtu} bytes pass"
         fix = "Turn VPNs off, and check the packet size of the switch or router between the nodes"
         return make_row("route", name, "warn", text, fix, evidence=evidence)
     return make_row("route", name, "pass", f"{interface} leads to all nodes", "", evidence=evidence)
 
 
 def find_device(node: CheckedNode, name: str) -> DeviceFacts | None:
-    """Return a network device of a node by its name."""
+    """Return a network device of a node by name, or None."""
     devices = node.examination.network.devices or ()
     return next((device for device in devices if device.name == name), None)
 
 
 def _lan_devices(group: CheckedGroup) -> dict[str, DeviceFacts]:
-    """Return, for each node, the device that joins it to the others; none for loopback."""
+    """Return the device that joins each node to the others, without nodes on loopback."""
     found = {
         name: find_device(group.nodes[name], endpoint.interface or "")
         for name, endpoint in group.endpoints.items()
@@ -315,7 +320,7 @@ def _lan_devices(group: CheckedGroup) -> dict[str, DeviceFacts]:
 
 
 def _read_mtu(node: CheckedNode, interface: str | None) -> int | None:
-    # Only the device that training uses: bridges and VPNs have sizes of their own.
+    # Only the device that training uses: bridges and VPNs have other sizes.
     return next((one.mtu for one in node.facts.interfaces if one.name == interface), None)
 
 

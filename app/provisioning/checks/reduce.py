@@ -1,6 +1,7 @@
-"""Run one real all-reduce over the nodes: with Gloo, and with NCCL where all of them have GPUs.
+"""Run one real all-reduce over the nodes: with Gloo, and with NCCL if all of them have GPUs.
 
-Its processes also say which torch, CUDA and NCCL they are, which must fit each other and the cards.
+Its processes also report their versions of torch, CUDA and NCCL, which must fit each other and the
+cards.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from app.provisioning.check_row import CheckedGroup, CheckRow, OnRow, make_row
 from app.provisioning.checks.torch import judge_torch
 from app.provisioning.torch_build import tried_builds
 
-# How long the other ranks may report what they saw once one rank has failed.
+# Time for the other ranks to report once one rank has failed, in seconds.
 _GRACE_S = 5.0
-# Message of the agent's all-reduce probe; the ranks that it names are the cause.
+# Message of the agent's all-reduce probe; the ranks that it names caused the failure.
 _ABSENT = re.compile(r"Rank ([\d, ]+) did not come")
 
 
 async def check_reduce(
     group: CheckedGroup, on_row: OnRow, progress: OnMessage
 ) -> tuple[CheckRow, ...]:
-    """Run an all-reduce over all nodes that can train; name the one that does not take part."""
+    """Run an all-reduce over all nodes that can train; name the node that does not take part."""
     progress("adding numbers over all nodes (all-reduce)")
     rows = await _reduce(group)
     for row in rows:
@@ -46,10 +47,12 @@ async def _reduce(group: CheckedGroup) -> tuple[CheckRow, ...]:
         return tuple(rows)
     first = group.endpoints[able[0].name]
     try:
-        # Chosen by the node of rank 0, which will listen there: only it knows which ports are free.
+        # Chosen by the node of rank 0, which will listen there: only that node knows its free
+        # ports.
         port = (await able[0].ask(ChoosePort(address=first.address))).port
     except RacklessError as error:
         return (*rows, _failed(able[0].name, error))
+    # In a thread: the import of its libraries takes long.
     credential = await asyncio.to_thread(make_credential)
     probes = {
         client: AllReduceProbe(
@@ -76,8 +79,8 @@ async def _reduce(group: CheckedGroup) -> tuple[CheckRow, ...]:
 
 
 def can_use_nccl(facts: Sequence[NodeFacts]) -> bool:
-    """Return whether NCCL can be tried: several nodes with one build of torch, all with GPUs that
-    no work has leased.
+    """Return True if NCCL can be tried: several nodes with one build of torch, all with GPUs that
+    are not leased.
     """
     builds = tried_builds({str(number): one for number, one in enumerate(facts)})
     return (
@@ -88,7 +91,7 @@ def can_use_nccl(facts: Sequence[NodeFacts]) -> bool:
 
 
 def judge_nccl(results: Mapping[str, AllReduceResult]) -> tuple[CheckRow, ...]:
-    """Return a row for each rank that summed with NCCL; none where it was not tried."""
+    """Return a row for each rank that tried NCCL."""
     rows = []
     for name, result in results.items():
         if result.nccl_problem:
@@ -105,7 +108,7 @@ def judge_nccl(results: Mapping[str, AllReduceResult]) -> tuple[CheckRow, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReduceOutcome:
-    """How one node's part of the all-reduce ended."""
+    """Result of one node's part of the all-reduce."""
 
     ended_s: float
     """Monotonic time of the end, in seconds."""
@@ -116,14 +119,10 @@ class ReduceOutcome:
 def judge_reduce(
     names: Sequence[str], outcomes: Mapping[str, ReduceOutcome]
 ) -> tuple[CheckRow, ...]:
-    """Return a row for each rank; a node that is not in `outcomes` gave no answer at all.
-
-    The cause is the rank that others say never came, else the silent one, else the one that failed
-    first: what the rest report are consequences.
-    """
+    """Return a row for each rank; a node missing in `outcomes` did not answer."""
     if len(outcomes) == len(names) and all(o.result and o.result.sum_ok for o in outcomes.values()):
         return tuple(_summed(name, outcomes[name].result, len(names)) for name in names)
-    # One failing rank makes all others fail; only the cause gets a fix of its own.
+    # One failing rank makes all others fail; only the cause gets its own fix.
     culprits = find_culprits(names, outcomes)
     rows = []
     for name in names:
@@ -143,8 +142,12 @@ def judge_reduce(
 
 
 def find_culprits(names: Sequence[str], outcomes: Mapping[str, ReduceOutcome]) -> set[str]:
-    """Return the nodes that caused the all-reduce to fail."""
-    # Failures of their own, without reports that other ranks are absent.
+    """Return the nodes that caused the failure of the all-reduce.
+
+    The cause is the rank that others report as absent, else the rank that failed first, else one
+    with a wrong sum, else the silent one. The other failures are consequences.
+    """
+    # Failures other than reports that other ranks are absent.
     own = {
         name: outcome
         for name, outcome in outcomes.items()
@@ -155,7 +158,7 @@ def find_culprits(names: Sequence[str], outcomes: Mapping[str, ReduceOutcome]) -
     for outcome in outcomes.values():
         match = _ABSENT.search(str(outcome.error or ""))
         if match is not None:
-            # The numbers come from a node, so they are not trusted as indexes.
+            # The numbers come from a node and are not trusted as indexes.
             named |= {names[int(rank)] for rank in match[1].split(",") if int(rank) < len(names)}
     if named:
         return named
@@ -167,7 +170,7 @@ def find_culprits(names: Sequence[str], outcomes: Mapping[str, ReduceOutcome]) -
 async def _run_probes(
     probes: Mapping[NodeClient, AllReduceProbe],
 ) -> dict[str, ReduceOutcome]:
-    """Start all ranks at once; once one fails, give the others only `_GRACE_S`."""
+    """Start all ranks at once; after the first failure, give the others only `_GRACE_S`."""
     outcomes: dict[str, ReduceOutcome] = {}
 
     async def take_part(client: NodeClient, probe: AllReduceProbe) -> None:

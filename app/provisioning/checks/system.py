@@ -1,4 +1,4 @@
-"""Judge a node's system: home folder, memory, clock, names, rights, and what may stop it."""
+"""Judge a node's system: home folder, memory, clock, names, rights, and threats to a run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from app.provisioning.system_repairs import (
 from app.text import show_bytes, show_list
 
 MIN_FREE_INODES = 50_000
-"""Files that an environment and its caches need; one of torch has 30,000."""
+"""Minimum of free inodes for an environment and its caches; torch alone has 30,000 files."""
 ENOUGH_MEMORY_BYTES = 7 << 30
-"""RAM of a node below which loading a model is likely to end it: PCs sold with 8 GB show less."""
+"""RAM below which loading a model is likely to fail, in bytes; PCs sold with 8 GB show less."""
 ENOUGH_FREE_MEMORY_BYTES = 2 << 30
-"""RAM that torch, its libraries and the data loader take before any model, in bytes."""
+"""RAM of torch, its libraries and the data loader before any model, in bytes."""
 NEEDS_SWAP_BYTES = 20 << 30
-"""RAM below which the peak while a model loads should find swap, in bytes."""
+"""RAM below which loading a model should have swap for its peak, in bytes."""
 ENOUGH_SHM_BYTES = 1 << 30
-"""Size of /dev/shm for NCCL and data loaders, in bytes; containers have 64 MiB."""
+"""Minimum of /dev/shm for NCCL and data loaders, in bytes; containers have 64 MiB."""
 WINDOWS_FILE_SYSTEMS = ("9p", "v9fs", "drvfs", "virtiofs")
 
 
@@ -58,10 +58,10 @@ def judge_home(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_inodes(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check how many files the disk can still hold: it may be full with space left."""
+    """Check the number of files that the disk can still hold: it may be full with space left."""
     system = node.examination.system
     free = system.inodes_free
-    # btrfs and others have no limit and say 0.
+    # btrfs and others have no limit and report 0.
     if system.inodes == 0:
         return (make_row("inodes", node.name, "pass", "its file system has no limit of files"),)
     if free is None:
@@ -74,12 +74,13 @@ def judge_inodes(node: CheckedNode) -> tuple[CheckRow, ...]:
         )
     text = f"the disk can hold only {free} more files, however much space it has"
     fix = "Delete folders with many small files there, such as caches; df -i shows where"
+    # A tenth is less than torch alone needs.
     status: Status = "fail" if free < MIN_FREE_INODES // 10 else "warn"
     return (make_row("inodes", node.name, status, text, fix, evidence=evidence),)
 
 
 def judge_memory(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check the RAM that the node has, and that other programs leave."""
+    """Check the node's RAM, and how much other programs leave."""
     facts = node.facts
     total, free = facts.memory_bytes, facts.memory_available_bytes
     if total is None or free is None:
@@ -130,13 +131,14 @@ def judge_shm(node: CheckedNode) -> tuple[CheckRow, ...]:
     fix = "sudo mount -o remount,size=50% /dev/shm"
     memory = node.facts.memory_bytes
     repair = grow_shared_memory(size, memory) if memory and size < memory // 2 else None
+    # More than half is in use: old files are the cause, not the limit.
     if free < size // 2:
         fix, repair = "Delete old files in /dev/shm there: ls -l /dev/shm", None
     return (make_row("shm", node.name, "warn", text, fix, repair, evidence=evidence),)
 
 
 def judge_sync(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check that a time server keeps the clock, so that it agrees tomorrow, too."""
+    """Check that a time server keeps the clock, so that it stays right."""
     system = node.examination.system
     synchronised, service = system.clock_synchronised, system.clock_service
     evidence = f"kernel: {_say(synchronised, 'synchronised', 'not synchronised')}; " + (
@@ -165,7 +167,7 @@ def judge_sync(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_sudo(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check that fixes which need an administrator can be made with this login."""
+    """Check that this login can apply fixes that need an administrator."""
     sudo = node.examination.system.sudo
     evidence = f"sudo: {sudo or 'not known'}"
     words = {
@@ -186,7 +188,7 @@ def judge_sudo(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_hostname(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check that the node's own name leads to an address at which others reach it."""
+    """Check that the node's hostname resolves to an address at which others reach it."""
     found, name = node.examination.system.hostname_addresses, node.facts.hostname
     if found is None:
         text = f"its own name {name} could not be resolved"
@@ -204,14 +206,14 @@ def judge_hostname(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def _find_wrong_name(node: CheckedNode, found: Sequence[str]) -> tuple[str, str, Repair | None]:
-    """Return what is wrong with the addresses of a node's own name, and the fix; empty: nothing."""
+    """Return the problem with the addresses of a node's hostname, and the fix; empty if none."""
     name, address = node.facts.hostname, node.facts.address
     own = {one.address for one in node.facts.interfaces} | {address}
     has_ipv4 = any(one and ":" not in one and not one.startswith("127.") for one in own)
-    # A PC without IPv4 is reached by IPv6; elsewhere, programs ask for IPv4.
+    # A PC without IPv4 is reached by IPv6; other programs ask for IPv4.
     usable = [one for one in found if ":" not in one or not has_ipv4]
     looped = next((one for one in usable if one.startswith("127.")), "")
-    # Without any interface they could not be read.
+    # Without interfaces, the node's addresses could not be read.
     foreign = [one for one in usable if one not in own] if node.facts.interfaces else []
     if not usable:
         only = f", only {show_list(found)}" if found else ""
@@ -236,7 +238,7 @@ def _find_wrong_name(node: CheckedNode, found: Sequence[str]) -> tuple[str, str,
             "that look up their own address, such as torchrun, would wait for another PC"
         )
         fix = (
-            f"Let {name} mean {address or 'its own address'} there; this says who gives the other "
+            f"Let {name} mean {address or 'its own address'} there; this finds the other "
             f"address: grep -w {name} /etc/hosts || getent ahostsv4 {name}"
         )
         return text, fix, None
@@ -244,9 +246,9 @@ def _find_wrong_name(node: CheckedNode, found: Sequence[str]) -> tuple[str, str,
 
 
 def judge_sleep(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check that the PC does not suspend in the middle of a run."""
+    """Check that the PC does not suspend during a run."""
     system = node.examination.system
-    # WSL and systems without systemd suspend with their host, or not at all.
+    # WSL suspends with Windows; systems without systemd do not suspend by themselves.
     if node.facts.wsl is not None or system.first_process != "systemd":
         return ()
     if system.may_sleep is None:

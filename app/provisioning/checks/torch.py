@@ -1,4 +1,4 @@
-"""Judge torch, CUDA and NCCL as the training environments themselves report them."""
+"""Judge torch, CUDA and NCCL as reported by the training environments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def judge_torch(group: CheckedGroup, builds: Mapping[str, TorchFacts]) -> tuple[
 
 
 def _judge_versions(group: CheckedGroup, builds: Mapping[str, TorchFacts]) -> list[CheckRow]:
-    # A build for CPUs has no CUDA to compare, and meets the others over Gloo.
+    # A CPU build has no CUDA to compare, and connects to the others over Gloo.
     on_gpus = {name: one for name, one in builds.items() if group.nodes[name].facts.gpus}
     odd_torch = find_odd({name: one.version.partition("+")[0] for name, one in builds.items()})
     odd_cuda = find_odd({name: one.cuda or "none" for name, one in on_gpus.items()})
@@ -57,6 +57,7 @@ def _judge_cards(group: CheckedGroup, builds: Mapping[str, TorchFacts]) -> list[
             for gpu in gpus
             if gpu.capability and not has_kernels(gpu.capability, one.architectures)
         ]
+        # First: a card that torch does not see says nothing about kernels.
         if one.num_gpus < len(gpus):
             text = f"torch sees {one.num_gpus} of {len(gpus)} GPUs: CUDA {one.cuda or 'none'}"
             fix = f"Update the driver, or build again: rackless nodes setup {name}"
@@ -71,7 +72,7 @@ def _judge_cards(group: CheckedGroup, builds: Mapping[str, TorchFacts]) -> list[
 
 
 def has_kernels(capability: str, architectures: tuple[str, ...]) -> bool:
-    """Return whether a build serves a card of that compute capability.
+    """Return True if a build serves a card of that compute capability.
 
     Machine code runs on cards of its own generation with the same or a higher minor number; PTX
     (`compute_`) is compiled on any newer card (CUDA C++ Programming Guide, 3.1.2 and 3.1.3).
@@ -89,7 +90,7 @@ def has_kernels(capability: str, architectures: tuple[str, ...]) -> bool:
         built = (int(match[2]), int(match[3]))
         if match[1] == "compute" and built <= card:
             return True
-        # Code for one chip alone, such as sm_90a, runs on exactly that.
+        # Code for a single chip, such as sm_90a, runs on exactly that chip.
         exact = architecture[-1].isalpha()
         if built == card or (not exact and built[0] == card[0] and built <= card):
             return True

@@ -1,6 +1,6 @@
-"""Judge a node in WSL: what ends it when nobody looks, and what keeps the others out.
+"""Judge a node in WSL: what ends it when it is idle, and what keeps the other nodes out.
 
-Windows itself is asked only where WSL can start its programs; everything else is `unknown`.
+Windows is asked only if WSL can start its programs; otherwise its rows are `unknown`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from agents.contract.requests.examination import WslFacts
 from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
 from app.provisioning.checks.system import WINDOWS_FILE_SYSTEMS
 from app.provisioning.windows.repair import run_script
-from app.provisioning.windows.wslconfig import Setting, read_value
+from app.provisioning.windows.wslconfig import WslSetting, read_value
 from app.text import show_bytes
 
 MIN_MEMORY_SHARE = 0.6
-"""Share of the RAM of Windows that a PC which trains should give to WSL; the default is half."""
+"""Minimum share of Windows' RAM for WSL on a training PC; WSL's default is half."""
 SCRIPT = "Run the script for Windows of this node once on that PC: docs/windows.md"
 _FILE = "%UserProfile%\\.wslconfig"
 
@@ -47,7 +47,7 @@ def judge_wsl_idle(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_wsl_boot(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check that WSL starts with Windows, before anyone logs in."""
+    """Check that WSL starts with Windows, before a user logs in."""
     wsl = node.examination.wsl
     if wsl is None:
         return ()
@@ -59,7 +59,7 @@ def judge_wsl_boot(node: CheckedNode) -> tuple[CheckRow, ...]:
             wsl.boot_task,
             passes="a task of Windows starts WSL",
             warns="no task of Windows starts WSL: after a restart the node stays away until "
-            "somebody logs in and opens it",
+            "a user logs in and opens it",
             unknown="it is not known whether a task of Windows starts WSL",
             evidence=evidence,
         ),
@@ -87,7 +87,7 @@ def judge_wsl_firewall(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_wsl_memory(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check how much of the RAM of Windows WSL gets."""
+    """Check WSL's share of the RAM of Windows."""
     wsl, own = node.examination.wsl, node.facts.memory_bytes
     if wsl is None:
         return ()
@@ -99,6 +99,7 @@ def judge_wsl_memory(node: CheckedNode) -> tuple[CheckRow, ...]:
     if own >= MIN_MEMORY_SHARE * whole:
         text = f"WSL has {evidence} of RAM"
         return (make_row("wsl-memory", node.name, "pass", text, "", evidence=evidence),)
+    # Windows keeps a fifth for itself.
     gib = int(whole * 0.8) >> 30
     text = f"WSL has only {evidence} of RAM"
     fix = f"memory={gib}GB below [wsl2] in {_FILE}, then: wsl --shutdown"
@@ -107,7 +108,7 @@ def judge_wsl_memory(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_wsl_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check that no Linux driver hides the one of Windows."""
+    """Check that no Linux driver hides the Windows driver."""
     wsl = node.examination.wsl
     if wsl is None:
         return ()
@@ -123,7 +124,7 @@ def judge_wsl_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_wsl_files(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check that runs do not lie on a drive of Windows."""
+    """Check that runs are not stored on a Windows drive."""
     wsl, system = node.examination.wsl, node.examination.system
     if wsl is None:
         return ()
@@ -140,7 +141,7 @@ def judge_wsl_files(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def judge_wsl_sshd(node: CheckedNode) -> tuple[CheckRow, ...]:
-    """Check that the SSH server of WSL has a port of its own and starts by itself."""
+    """Check that the SSH server of WSL has its own port and starts automatically."""
     wsl = node.examination.wsl
     if wsl is None:
         return ()
@@ -173,12 +174,12 @@ def _find_sshd_problem(wsl: WslFacts, mode: str | None) -> tuple[str, str]:
 
 
 def read_setting(lines: Sequence[str], section: str, name: str) -> str:
-    """Return the value that WSL reads for a key of .wslconfig; empty: not set.
+    """Return the value that WSL reads for a key of .wslconfig, or "" if it is not set.
 
     >>> read_setting(["[wsl2]", "vmIdleTimeout = -1 # never"], "wsl2", "vmidletimeout")
     '-1'
     """
-    setting = Setting(section=section, key=name, value="")
+    setting = WslSetting(section=section, key=name, value="")
     return read_value("\n".join(lines), setting) or ""
 
 

@@ -1,1 +1,1 @@
-"""Prepare Windows to carry a node in WSL: what would change, and the script that changes it."""
+"""Prepare Windows to run a node in WSL: the plan of changes, and the script that applies them."""

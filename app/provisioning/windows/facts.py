@@ -1,4 +1,4 @@
-"""What Windows is like before it is prepared, and what the node wants of it.
+"""State of Windows before it is prepared, and the settings that the node wants.
 
 The script gathers the facts on the PC itself and plans from them as `plan.py` does. `-DryRun -Facts
 FILE` lets it plan from a file of the same form instead.
@@ -14,19 +14,20 @@ from typing import Literal
 DEFAULT_SSH_PORT = 2222
 """Port of the SSH server inside WSL: Windows and WSL share one address, and 22 may be Windows'."""
 RESERVED_PORTS = frozenset((1900, 2869, 3702, 5004, 5357, 5358))
-"""Ports from 1024 on that Windows never hands to mirrored WSL (WSL networking documentation)."""
+"""Ports from 1024 on that Windows never gives to mirrored WSL (WSL networking documentation)."""
 FIRST_DYNAMIC_PORT = 49152
 MAX_MEMORY_GIB = 4096
 _DISTRO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# One line without control characters, since the script writes it into authorized_keys.
 _PUBLIC_KEY = re.compile(r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp\d{3}) [A-Za-z0-9+/=]+( [!-~ ]*)?")
 
 Start = Literal["boot", "logon"]
-"""When the task that keeps WSL running starts: with Windows, or when its user logs on."""
+"""Trigger of the task that keeps WSL running: the start of Windows, or its user's logon."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowsWanted:
-    """What a node in WSL wants of its Windows."""
+    """Settings that a node in WSL wants from its Windows."""
 
     node: str
     """Name of the node; also names the record of changes on the PC."""
@@ -38,12 +39,12 @@ class WindowsWanted:
     """Addresses of the PCs with the window, which may connect to the SSH port."""
     ssh_port: int = DEFAULT_SSH_PORT
     public_key: str = ""
-    """Public key that may log in, as in a `.pub` file; empty: those that are there."""
+    """Public key that may log in, as in a `.pub` file; empty to keep the existing ones."""
     memory_gib: int | None = None
-    """Memory of WSL, in GiB; None: what WSL takes by itself, half of the PC's."""
+    """Memory of WSL, in GiB; None for WSL's default, half of the PC's."""
     start: Start = "boot"
     has_ssh_agent: bool = False
-    """Whether this Windows is a master as well, whose ssh-agent service is to run."""
+    """True if this Windows is also a master, whose ssh-agent service should run."""
 
     def __post_init__(self) -> None:
         if not _DISTRO.fullmatch(self.distro):
@@ -84,14 +85,14 @@ class FirewallRule:
     name: str
     addresses: tuple[str, ...]
     ports: tuple[str, ...]
-    """TCP ports that it opens; empty: all."""
+    """TCP ports that it opens; empty for all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PortRange:
     first: int
     last: int
-    """Last port of the range, itself included."""
+    """Last port of the range, inclusive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,38 +100,38 @@ class StartTask:
     """The task that keeps WSL running."""
 
     start: str
-    """`boot`, `logon`, or another trigger, by its own name."""
+    """`boot`, `logon`, or the name of another trigger."""
     execute: str
     arguments: str
     time_limit: str
-    """Time after which it is ended, as an ISO 8601 duration; `PT0S`: never."""
+    """Time after which it is ended, as an ISO 8601 duration; `PT0S` for never."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowsFacts:
-    """What is there now; None where it could not be read or does not exist."""
+    """Current state of Windows; None for what could not be read or does not exist."""
 
     windows_build: int
     wsl_version: str | None
-    """Version such as `2.4.13.0`; None: there is none, or only the one that came with Windows."""
+    """Version such as `2.4.13.0`; None without WSL, or with only the one that came with Windows."""
     wsl_path: str
     """Path of `wsl.exe`."""
     distros: tuple[Distro, ...] = ()
     wslconfig: str | None = None
-    """Text of `.wslconfig`; None: there is no such file."""
+    """Text of `.wslconfig`; None if the file is missing."""
     has_hyperv_firewall: bool = False
     rules: tuple[FirewallRule, ...] | None = ()
-    """Rules of Rackless; None: they cannot be read without an administrator."""
+    """Rules of Rackless; None if only an administrator can read them."""
     task: StartTask | None = None
     standby_s: int | None = None
-    """Seconds until Windows sleeps on mains power; 0: never."""
+    """Time until Windows sleeps on mains power, in seconds; 0 for never."""
     hibernate_s: int | None = None
-    """Seconds until Windows hibernates on mains power; 0: never."""
+    """Time until Windows hibernates on mains power, in seconds; 0 for never."""
     ssh_agent: str | None = None
-    """State of the ssh-agent service, such as `Disabled, Stopped`; None: there is none."""
+    """State of the ssh-agent service, such as `Disabled, Stopped`; None if it is missing."""
     excluded_ports: tuple[PortRange, ...] = ()
-    """TCP ports that Windows has set aside."""
+    """TCP ports that Windows has reserved."""
     dynamic_ports: PortRange | None = None
-    """TCP ports that Windows gives to programs which ask for any."""
+    """TCP ports for programs that request any free port."""
     sshd_lacks: tuple[str, ...] | None = None
-    """What the distro still lacks to be reached over SSH; None: it could not be asked."""
+    """Missing parts of the distro's SSH server; None if the distro does not answer."""

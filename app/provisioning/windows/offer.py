@@ -1,6 +1,6 @@
 """Offer the script for the Windows of one node, with the addresses and the key of this cluster.
 
-The node may be known already, or be a PC that cannot be reached before its script has run.
+The node may be registered already, or be a PC that cannot be reached before its script has run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEY_NAMES = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScriptOptions:
-    """What a person may choose about the script; None: the usual."""
+    """Options that the user may choose for the script; None for the default."""
 
     distro: str | None = None
     ssh_port: int | None = None
@@ -49,19 +49,19 @@ class WindowsScript:
     text: str
     steps: tuple[Step, ...]
     notes: tuple[str, ...]
-    """What a person should know before running it."""
+    """Hints for the user before running it."""
 
 
 def offer_script(nodes: Mapping[str, Node], name: str, options: ScriptOptions) -> WindowsScript:
-    """Return the script for the PC that is, or will be, the node `name`.
+    """Return the script for the PC that is, or will become, the node `name`.
 
     Args:
-        nodes: all nodes that there are.
-        name: of the node.
-        options: what a person chose.
+        nodes: all registered nodes.
+        name: name of the node.
+        options: options that the user chose.
 
     Raises:
-        UserError: the name or an option cannot be used; the message says which.
+        UserError: the name or an option cannot be used; the message names it.
     """
     check_node_name(name)
     node = nodes.get(name)
@@ -109,7 +109,7 @@ def save_script(script: WindowsScript, file: Path) -> Path:
         UserError: it cannot be written.
     """
     try:
-        # As it is: its line ends are those of Windows on every system.
+        # Bytes: its line ends are those of Windows on every system.
         file.write_bytes(script.text.encode("ascii"))
     except OSError as error:
         raise UserError(
@@ -119,14 +119,14 @@ def save_script(script: WindowsScript, file: Path) -> Path:
 
 
 def _known_port(address: object) -> int:
-    """Return the SSH port of a node; the usual one where Windows' own port 22 is its."""
+    """Return the SSH port of a node, or the default if the node uses Windows' own port 22."""
     if isinstance(address, SshAddress) and address.port >= 1024:
         return address.port
     return DEFAULT_SSH_PORT
 
 
 def _resolve(hosts: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the addresses of hosts, and the hosts that have none now."""
+    """Return the addresses of hosts, and the hosts that cannot be resolved."""
     found: dict[str, None] = {}
     unknown = []
     for host in hosts:
@@ -136,6 +136,7 @@ def _resolve(hosts: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
             unknown.append(host)
             continue
         for answer in answers:
+            # A link-local IPv6 address may carry its device after a percent sign.
             address = str(answer[4][0]).split("%")[0]
             if not ipaddress.ip_address(address).is_loopback:
                 found[address] = None
@@ -143,7 +144,7 @@ def _resolve(hosts: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _own_addresses(targets: Iterable[str]) -> tuple[str, ...]:
-    """Return the address of this PC on the way to the first target that has one, or to the
+    """Return the address of this PC on the route to the first reachable target, or to the
     internet.
     """
     for target in (*targets, ANYWHERE):
@@ -154,7 +155,7 @@ def _own_addresses(targets: Iterable[str]) -> tuple[str, ...]:
 
 
 def _read_key(named: Path | None) -> tuple[str, tuple[str, ...]]:
-    """Return the public key that may log in, and a note where there is none."""
+    """Return the public key that may log in, and a note if there is no key."""
     if named is not None:
         return _key_in(named.expanduser()), ()
     for name in KEY_NAMES:

@@ -1,7 +1,7 @@
-"""Decide what would change on Windows so that a distro of WSL can train with other PCs.
+"""Plan the changes to Windows that let a distro of WSL train with other PCs.
 
-The script of `script.py` decides the same in PowerShell, from the same texts and settings, which it
-carries as data. Nothing here does any input or output.
+The script of `script.py` plans the same in PowerShell, from the same texts and settings, which it
+carries as data. This module does no input or output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from app.provisioning.windows.facts import (
     WindowsFacts,
     WindowsWanted,
 )
-from app.provisioning.windows.wslconfig import Setting, merge
+from app.provisioning.windows.wslconfig import WslSetting, merge
 
 MIRRORED_BUILD = 22621
 """Oldest build of Windows with mirrored networking: Windows 11 22H2."""
@@ -41,14 +41,14 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """What one step would change on this PC."""
+class WindowsChange:
+    """Change of one step on this PC."""
 
     id: str
     title: str
     explanation: str
     before: str | None
-    """What is there now; None: nothing."""
+    """Current state; None if there is nothing yet."""
     after: str
     undo: str
     needs_admin: bool
@@ -57,23 +57,23 @@ class Change:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowsPlan:
     node: str
-    changes: tuple[Change, ...]
+    changes: tuple[WindowsChange, ...]
     problems: tuple[str, ...]
-    """What no script can change, each with what to do."""
+    """Problems that no script can solve, each with its remedy."""
 
 
 _SSH_AGENT = Step(
     id="ssh-agent",
     title="Run the ssh-agent service",
     explanation="It keeps your unlocked SSH keys, so that Rackless can log in to nodes without a "
-    "file that anybody could copy.",
+    "file that others could copy.",
     undo="The service gets its earlier start type and state back.",
     needs_admin=True,
 )
 
 
 def steps_for(wanted: WindowsWanted) -> tuple[Step, ...]:
-    """Return the steps for a node in the order in which they are taken."""
+    """Return the steps for a node in their order."""
     port, distro = wanted.ssh_port, wanted.distro
     return (
         Step(
@@ -133,28 +133,28 @@ def steps_for(wanted: WindowsWanted) -> tuple[Step, ...]:
     )
 
 
-def settings_for(wanted: WindowsWanted, windows_build: int) -> tuple[Setting, ...]:
-    """Return the keys that `.wslconfig` is to have on this build of Windows."""
-    mirrored = Setting(
+def settings_for(wanted: WindowsWanted, windows_build: int) -> tuple[WslSetting, ...]:
+    """Return the keys that `.wslconfig` should have on this build of Windows."""
+    mirrored = WslSetting(
         section="wsl2",
         key="networkingMode",
         value="mirrored",
         older_sections=("experimental",),
     )
-    loopback = Setting(section="experimental", key="hostAddressLoopback", value="true")
-    memory = Setting(section="wsl2", key="memory", value=f"{wanted.memory_gib}GB")
+    loopback = WslSetting(section="experimental", key="hostAddressLoopback", value="true")
+    memory = WslSetting(section="wsl2", key="memory", value=f"{wanted.memory_gib}GB")
     has_mirrored = windows_build >= MIRRORED_BUILD
     return (
         *((mirrored,) if has_mirrored else ()),
-        Setting(section="wsl2", key="vmIdleTimeout", value="-1"),
+        WslSetting(section="wsl2", key="vmIdleTimeout", value="-1"),
         *((memory,) if wanted.memory_gib is not None else ()),
-        Setting(section="general", key="instanceIdleTimeout", value="-1"),
+        WslSetting(section="general", key="instanceIdleTimeout", value="-1"),
         *((loopback,) if has_mirrored else ()),
     )
 
 
 def rules_for(wanted: WindowsWanted) -> tuple[FirewallRule, ...]:
-    """Return the firewall rules for the addresses of the cluster; none where none is known."""
+    """Return the firewall rules for the known addresses of the cluster."""
     peers = tuple(sorted(set(wanted.peers)))
     everyone = tuple(sorted({*wanted.peers, *wanted.masters}))
     rules = []
@@ -167,10 +167,10 @@ def rules_for(wanted: WindowsWanted) -> tuple[FirewallRule, ...]:
 
 
 def plan_windows(facts: WindowsFacts, wanted: WindowsWanted) -> WindowsPlan:
-    """Return what would change on a PC; nothing where all is in place."""
+    """Return the changes that a PC needs; empty if all is in place."""
     steps = {step.id: step for step in steps_for(wanted)}
     changes = tuple(
-        Change(
+        WindowsChange(
             id=id_,
             title=steps[id_].title,
             explanation=steps[id_].explanation,
@@ -191,7 +191,7 @@ def _differences(
     if not _has_distro(facts, wanted):
         now = f"WSL {facts.wsl_version}" if facts.wsl_version else None
         yield "install", now, f"WSL with {wanted.distro}"
-        return  # all others need the distro
+        return  # the other steps need the distro
     after = merge(facts.wslconfig or "", settings_for(wanted, facts.windows_build))
     if after != facts.wslconfig:
         yield "wslconfig", facts.wslconfig, after
@@ -206,7 +206,9 @@ def _differences(
     task = StartTask(
         start=wanted.start,
         execute=facts.wsl_path,
+        # WSL ends a distro without a running process.
         arguments=f"-d {wanted.distro} --exec /bin/sleep infinity",
+        # No limit: by default, Windows ends a task after three days.
         time_limit="PT0S",
     )
     if show_task(facts.task) != show_task(task):
@@ -300,4 +302,5 @@ def _has_distro(facts: WindowsFacts, wanted: WindowsWanted) -> bool:
 
 
 def _is_same(name: str, other: str) -> bool:
+    # wsl.exe ignores case in names of distros.
     return name.lower() == other.lower()

@@ -1,4 +1,4 @@
-"""The repair of what only Windows can change: its script, run once by a person on that PC."""
+"""The repair of Windows' own settings: a script that the user runs once on that PC."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def run_script(node: str, memory_gib: int | None = None) -> Repair:
 
     Args:
         node: name of the node.
-        memory_gib: memory that WSL is to get, in GiB; None: it stays.
+        memory_gib: new memory of WSL, in GiB; None to keep it.
     """
     memory = f" --memory {memory_gib}" if memory_gib is not None else ""
     return Repair(

@@ -36,6 +36,7 @@ def write_script(wanted: WindowsWanted) -> str:
     """
     folder = importlib.resources.files("resources") / "windows"
     template = (folder / "node.ps1").read_text(encoding="ascii")
+    # A checkout on Windows may have CRLF, which sh takes for a part of the commands.
     server = (folder / "sshd.sh").read_bytes().replace(b"\r\n", b"\n")
     text = template.replace(_VALUES, quote(json.dumps(_values(wanted))))
     text = text.replace(_SERVER, base64.b64encode(server).decode("ascii"))

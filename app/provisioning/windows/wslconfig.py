@@ -1,8 +1,8 @@
-"""Set keys in a user's `.wslconfig` and leave every other byte as it is.
+"""Set keys in a user's `.wslconfig` and keep every other byte.
 
-Read as WSL reads it (src/shared/configfile/configfile.cpp of microsoft/WSL): names are compared
-without case, the first line of a key counts and later ones are ignored with a warning, `#` begins a
-comment outside quotes, and a backslash at the end continues a value in the next line.
+The file is read as WSL reads it (src/shared/configfile/configfile.cpp of microsoft/WSL): names are
+compared without case, the first line of a key counts and later ones are ignored with a warning, `#`
+begins a comment outside quotes, and a backslash at the end continues a value in the next line.
 `resources/windows/node.ps1` does the same in PowerShell; the tests compare both.
 """
 
@@ -18,24 +18,24 @@ _ENTRY = re.compile(r"([ \t]*([A-Za-z][A-Za-z0-9]*)[ \t]*=[ \t]*)([^\r\n]*)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """One key that `.wslconfig` is to have."""
+class WslSetting:
+    """One key that `.wslconfig` should have."""
 
     section: str
     key: str
     value: str
     older_sections: tuple[str, ...] = ()
-    """Sections in which WSL reads the same key for compatibility; a line there counts, too."""
+    """Sections in which WSL reads the same key for compatibility; a line there also counts."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(f"{one}.{self.key}" for one in (self.section, *self.older_sections))
 
 
-def merge(text: str, settings: Iterable[Setting]) -> str:
-    """Return the text with all settings in it; unchanged where it has them.
+def merge(text: str, settings: Iterable[WslSetting]) -> str:
+    """Return the text with all settings in it; unchanged if it has them.
 
-    >>> print(merge("[wsl2]\\nmemory=8GB # enough\\n", [Setting(section="wsl2", key="memory",
+    >>> print(merge("[wsl2]\\nmemory=8GB # enough\\n", [WslSetting(section="wsl2", key="memory",
     ... value="24GB")]), end="")
     [wsl2]
     memory=24GB # enough
@@ -45,8 +45,8 @@ def merge(text: str, settings: Iterable[Setting]) -> str:
     return text
 
 
-def read_value(text: str, setting: Setting) -> str | None:
-    """Return the value that WSL reads for the key of a setting; None: the file does not set it."""
+def read_value(text: str, setting: WslSetting) -> str | None:
+    """Return the value that WSL reads for the key of a setting, or None if it is not set."""
     lines = _LINE.findall(text)
     _, found = _find(lines, setting)
     if found is None:
@@ -56,12 +56,13 @@ def read_value(text: str, setting: Setting) -> str | None:
 
 
 def decode(data: bytes) -> tuple[bytes, str, str]:
-    """Return the mark at the beginning of a file, its encoding, and its text.
+    """Return the byte order mark of a file, its encoding, and its text.
 
-    UTF-8 where it is that, else Latin-1, which keeps every byte. PowerShell 5.1 writes UTF-16 when
-    output is redirected into a file, and WSL reads that by its mark.
+    UTF-8 if valid, else Latin-1, which keeps every byte. PowerShell 5.1 writes UTF-16 when output
+    is redirected into a file, and WSL recognises that by its mark.
     """
     if data.startswith(b"\xff\xfe"):
+        # surrogatepass keeps damaged pairs, so that they are written back unchanged.
         return b"\xff\xfe", "utf-16-le", data[2:].decode("utf-16-le", "surrogatepass")
     mark = b"\xef\xbb\xbf" if data.startswith(b"\xef\xbb\xbf") else b""
     body = data[len(mark) :]
@@ -71,13 +72,13 @@ def decode(data: bytes) -> tuple[bytes, str, str]:
         return mark, "latin-1", body.decode("latin-1")
 
 
-def merge_bytes(data: bytes, settings: Iterable[Setting]) -> bytes:
+def merge_bytes(data: bytes, settings: Iterable[WslSetting]) -> bytes:
     """Return a file's bytes with all settings in them, in its own encoding and line ends."""
     mark, encoding, text = decode(data)
     return mark + merge(text, settings).encode(encoding, "surrogatepass")
 
 
-def _set(text: str, setting: Setting) -> str:
+def _set(text: str, setting: WslSetting) -> str:
     lines = _LINE.findall(text)
     place, found = _find(lines, setting)
     if found is not None:
@@ -88,10 +89,11 @@ def _set(text: str, setting: Setting) -> str:
         comment = _comment_of(rest) if first == last else ""
         line = entry[1] + setting.value + comment + _end_of(lines[last])
         return "".join((*lines[:first], line, *lines[last + 1 :]))
+    # A new file gets the line ends of Windows.
     newline = "\r\n" if "\r\n" in text or "\n" not in text else "\n"
     if lines and place in (None, len(lines) - 1):
         lines[-1] += "" if _end_of(lines[-1]) else newline
-        # A backslash at the very end would take our line for its value's.
+        # Otherwise a backslash at the very end would continue into our line.
         lines[-1] += newline if _is_continued(lines[-1]) else ""
     line = f"{setting.key}={setting.value}{newline}"
     if place is not None:
@@ -101,7 +103,7 @@ def _set(text: str, setting: Setting) -> str:
 
 
 def _find(
-    lines: list[str], setting: Setting
+    lines: list[str], setting: WslSetting
 ) -> tuple[int | None, tuple[int, int, re.Match[str]] | None]:
     """Return the line after which a new key goes, and the first and last line of the one there."""
     names = {name.lower() for name in setting.names}
@@ -126,7 +128,9 @@ def _find(
 
 
 def _split(rest: str) -> tuple[int, bool]:
-    """Return where the comment behind a value begins, and whether the next line continues it."""
+    """Return the start of the comment after a value, and True if the next line continues the
+    value.
+    """
     is_quoted = is_escaped = False
     for index, char in enumerate(rest):
         if is_escaped:
@@ -150,7 +154,7 @@ def _value_of(rest: str) -> str:
 
 
 def _comment_of(rest: str) -> str:
-    """Return the comment behind a value, with the space before it."""
+    """Return the comment after a value, with the space before it."""
     value = rest[: _split(rest)[0]].rstrip(" \t")
     return rest[len(value) :]
 

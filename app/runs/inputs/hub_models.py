@@ -1,4 +1,4 @@
-"""Bring a model of the hub to all nodes of a run, with one download at most."""
+"""Bring a hub model to all nodes of a run, with at most one download."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from app.runs.nodes.local_program import run_program
 from app.runs.services import Services
 from app.text import show_list
 
+# Complete cached snapshot of the model by node, or None.
 _Found: TypeAlias = dict[str, HubSnapshot | None]
-# What the cache of each node has of the model.
 
 
 async def spread_hub_model(
     services: Services, nodes: Sequence[str], model: Source, report: OnMessage
 ) -> None:
-    """Have a model of the hub in the caches of all nodes, downloaded once at most.
+    """Provide the caches of all nodes with a hub model, with at most one download.
 
-    A node or this PC that has fetched it gives it to the others. Where nobody has it, the first
-    node that can downloads it, else this PC.
+    A node or this PC with a cached snapshot copies it to the others. Without one, the first node
+    that can downloads it, else this PC.
 
     Args:
         services: stores and nodes.
         nodes: nodes that need the model.
         model: source of the model; nothing happens unless it is a hub id.
-        report: called with a sentence on each stage.
+        report: callback with a sentence on each stage.
 
     Raises:
-        UserError: nobody has the model or can download it; the message names what each says.
+        UserError: no PC has the model or can download it; the message has each PC's reason.
     """
     if model.destination is not None or not is_hub_id(model.value):
         return
@@ -54,6 +54,7 @@ async def spread_hub_model(
             *(services.pool.agent(node).ask(FindSnapshot(model=model.value)) for node in nodes)
         )
         found.update({n: one.snapshot for n, one in zip(nodes, answers, strict=True)})
+    # Not fatal: each node then downloads the model itself.
     except RacklessError as error:
         report(f"{model.value} is not copied between nodes, so each fetches it: {error}")
         return
@@ -72,13 +73,13 @@ async def spread_hub_model(
 async def _download(
     services: Services, found: _Found, model: str, report: OnMessage
 ) -> HubSnapshot | None:
-    """Download a model on one node, which `found` then names, or on this PC.
+    """Download a model on one node, which is added to `found`, or on this PC.
 
     Returns:
-        What this PC has; None: a node has it, or needs no hub for it.
+        This PC's snapshot; None if a node has the model, or needs no snapshot.
 
     Raises:
-        UserError: nobody can.
+        UserError: no PC can download it.
     """
     refusals: list[RacklessError] = []  # each names its PC
     for node in tuple(found):
@@ -90,7 +91,7 @@ async def _download(
         except RacklessError as error:
             refusals.append(error)
             if isinstance(error, NodeUnreachable):
-                del found[node]  # it fetches the model itself if it is back in time
+                del found[node]  # if it returns in time, it downloads the model itself
             report(str(error))
     report(f"this PC downloads {model} from the hub, for all nodes of the run")
     try:
@@ -174,7 +175,7 @@ async def _send_own(
     root = find_snapshot(model, os.environ)
     assert root is not None
     paths = [root / file.path for file in snapshot.files]
-    # As artifacts are: every byte, since the hub's tools compare hashes.
+    # As for artifacts, every byte is kept, since the hub's tools compare hashes.
     bundle = await asyncio.to_thread(make_bundle, "artifacts", model, root, paths, services.hashes)
     wanted = {node: [bundle] for node in lacking}
     for note in await services.pool.share(wanted, say_transfers(report, f"copying {model}")):

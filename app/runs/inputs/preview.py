@@ -1,10 +1,9 @@
 """Preview a run's data before it starts: format, counts, skipped rows and trained parts.
 
-It needs the model's tokenizer and the packages of the training environment, but neither weights nor
-a GPU. With the model's folder on this PC and the packages in our own Python it runs here; otherwise
-on the first node of the run file that can train, which gets the data (the run needs it there
-anyway) and the tokenizer alone. The tokens are stored where a run on that node looks for them, so
-the time is not lost.
+This needs the model's tokenizer and the packages of the training environment, but neither weights
+nor a GPU. It runs on this PC if the model's folder and the packages are here, else on the first
+node of the run file that can train, which gets the data (as the run needs it there anyway) and the
+tokenizer only. The tokens are cached where a run on that node finds them, so no time is lost.
 """
 
 from __future__ import annotations
@@ -48,18 +47,18 @@ async def preview_data(
     whole: bool = True,
     progress: OnMessage | None = None,
 ) -> DataPreview:
-    """Return a preview of what a run of this spec would train on.
+    """Return a preview of the training data of a run with this spec.
 
     Args:
         services: stores and nodes.
         spec: run to preview.
         part: data set to read; `eval` requires `data.eval`.
-        node: node to use; None for this PC where possible, else the first suitable node.
+        node: node to use; None for this PC if possible, else the first suitable node.
         whole: tokenize all rows; False reads only the first rows, which takes seconds.
-        progress: called with a sentence on each stage.
+        progress: callback with a sentence on each stage.
 
     Raises:
-        UserError: the data is unusable (with file, row and reason), or no place can read it.
+        UserError: the data is unusable (with file, row and reason), or no PC can read it.
     """
     report = progress or (lambda text: None)
     name = spec.data.train if part == "train" else spec.data.eval or ""
@@ -93,7 +92,7 @@ async def _choose_node(services: Services, spec: RunSpec, named: str | None) -> 
     """Return the first node that can train, and its interpreter.
 
     Raises:
-        UserError: none can; the message is the first node's.
+        UserError: no node can; the message is the first node's.
     """
     names = (named,) if named else choose_nodes(spec, services.pool.names())
     problem: RacklessError | None = None
@@ -133,6 +132,7 @@ async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPrevi
         return from_wire(DataPreview, json.loads(ended.report))
     if ended.failed is not None:
         raise UserError(str(ended.failed.get("message", "")), str(ended.failed.get("hint", "")))
+    # The kernel's out-of-memory killer sends SIGKILL.
     if ended.code == -KILLED:
         raise UserError(f"the preview was stopped: {KILLED_MESSAGE}", KILLED_HINT)
     if ended.code < 0:

@@ -57,7 +57,7 @@ def find_inputs(services: Services, spec: RunSpec) -> Inputs:
     Raises:
         UserError: one of them is missing or broken, or the data would be trained wrongly.
     """
-    from app.library.data import find_data  # reads rows, which lists of runs do not need
+    from app.library.data import find_data  # late: lists of runs read no data
 
     evaluation = spec.data.eval
     require_answer(filter(None, (spec.model, spec.data.train, evaluation)))
@@ -73,7 +73,7 @@ def find_inputs(services: Services, spec: RunSpec) -> Inputs:
 
 
 def known_model(services: Services, spec: RunSpec) -> ModelFolder | None:
-    """Return what this PC knows about a run's model; None: nothing."""
+    """Return this PC's knowledge of a run's model, or None."""
     from agents.shared.models.folder import ModelFolder
 
     folder = find_folder(spec.model)
@@ -86,10 +86,10 @@ def known_model(services: Services, spec: RunSpec) -> ModelFolder | None:
 
 
 def require_model(services: Services, spec: RunSpec) -> None:
-    """Refuse a model of which something is wrong, as far as this PC knows it.
+    """Refuse a model with a problem that this PC knows.
 
     Raises:
-        UserError: its folder cannot be trained, or the config of its hub id says so.
+        UserError: its folder, or the config of its hub id, cannot be trained.
     """
     # Imported on use: commands that do not need it start sooner.
     from agents.shared.models.config_findings import find_config_problems
@@ -99,7 +99,7 @@ def require_model(services: Services, spec: RunSpec) -> None:
         require_whole(spec.model, services.models, spec)
         return
     found = services.configs.find_here(spec.model)
-    if found is not None:  # else the nodes have it, or fetch it
+    if found is not None:  # else the nodes have or download it
         problems = tuple(find_config_problems(found.config))
         require_usable(spec.model, ModelFolder(config=found.config, findings=problems), spec)
 
@@ -107,10 +107,10 @@ def require_model(services: Services, spec: RunSpec) -> None:
 async def require_models_there(
     services: Services, spec: RunSpec, inputs: Inputs, nodes: Sequence[str]
 ) -> None:
-    """Check a model that is not sent where it lies: on each node.
+    """Check a model that is used in place on each node.
 
     Raises:
-        UserError: a node holds one that cannot be trained; the message names both.
+        UserError: a node's model cannot be trained; the message names both.
     """
     if inputs.model.destination is not None:
         return
@@ -128,25 +128,25 @@ class NodeInputs:
     train: str
     eval: str | None
     has_parts: bool = False
-    """Whether the node has only the files of its layers."""
+    """True if the node has only the files of its layers."""
     shared: tuple[SharedPlace, ...] = ()
     """Those of these paths that are on a share."""
 
 
 def recall_inputs(services: Services, run: RunRecord) -> Inputs:
-    """Return the model and data of the run's first launch, else find them again.
+    """Return the model and data of the run's first launch, or find them for the first time.
 
-    A resume must train on what the run started with: a file edited since then is another data set.
-    Files that the nodes hold already need not exist here any more. Asks their server, which may
-    take a while: not for the event loop.
+    A resume must train on the data of the start: a file edited since then is another data set.
+    Files that the nodes hold need not exist here any more. Waits for the answer of file servers, so
+    do not call it on the event loop.
 
     Raises:
-        UserError: it does not answer, or they were never found and cannot be found now.
+        UserError: a file server does not answer, or the inputs cannot be found.
     """
     for attempt in services.runs.store.attempts(run.run_id):
         if attempt.inputs:
             inputs = from_wire(Inputs, attempt.inputs)
-            # Planning reads them first, and would wait for ever.
+            # Checked first: planning reads the files, and would wait forever for a dead server.
             require_answer(one.root for one in inputs.named().values() if one.root is not None)
             return inputs
     return find_inputs(services, run.spec)
@@ -161,19 +161,19 @@ async def send_inputs(
 ) -> dict[str, NodeInputs]:
     """Send model and data to all nodes at once; return the paths there.
 
-    What several nodes need leaves this PC once: they forward it to each other.
+    Files that several nodes need leave this PC once: the nodes forward them to each other.
 
     Args:
         services: stores and nodes.
         nodes: nodes to send to.
         inputs: sources.
-        report: called with the progress of large transfers.
-        plan: by which a node of a pipeline gets the files of its layers alone; None: all files.
+        report: callback with the progress of large transfers.
+        plan: gives a node of a pipeline only the files of its layers; None for all files.
 
     Raises:
         UserError: a disk is full, or a node was lost.
     """
-    # Imported on use: lists of runs need nothing that copies models, and start sooner.
+    # Late: lists of runs copy no models, and start sooner.
     from app.runs.inputs.hub_models import spread_hub_model
 
     await spread_hub_model(services, nodes, inputs.model, report)
@@ -196,7 +196,7 @@ async def send_inputs(
 async def _choose_sources(
     services: Services, node: str, inputs: Inputs, plan: LaunchPlan | None, places: Places
 ) -> dict[str, Source]:
-    """Return what a node has to get, by name."""
+    """Return the sources that a node needs, by name."""
     needed = {what: one for what, one in inputs.named().items() if (node, what) not in places}
     if MODEL in needed:
         needed[MODEL] = await _choose_files(services, node, inputs.model, plan)
@@ -227,8 +227,8 @@ async def _send_to(
 async def _choose_files(
     services: Services, node: str, model: Source, plan: LaunchPlan | None
 ) -> Source:
-    """Return the files of the model that a node needs: all of them unless it has a stage."""
-    from app.library.model_parts import choose_parts  # reads heads of files, as no list does
+    """Return the files of the model that a node needs: all of them, or those of its stages."""
+    from app.library.model_parts import choose_parts  # late: lists read no model files
 
     cut = plan.forecast.cut if plan is not None else None
     if plan is None or cut is None or not cut.stages or model.destination is None:
@@ -237,7 +237,7 @@ async def _choose_files(
     parts = await asyncio.to_thread(choose_parts, model, stages, cut.num_layers)
     if parts is model:
         return model
-    # A run in which every rank had the whole model may have left it there.
+    # An earlier run with the whole model on every rank may have left it there.
     whole = await services.pool.agent(node).ask(
         CompareBundle(destination=model.destination, files=tuple(model.files))
     )
@@ -257,8 +257,8 @@ async def send(
         services: stores and nodes.
         node: node to send to.
         source: model or data.
-        report: called with the progress, when the source is large.
-        what: name of the source in those sentences.
+        report: callback with the progress of a large source.
+        what: name of the source in these sentences.
 
     Raises:
         UserError: a disk is full, or a file has changed and the node has no earlier copy.
@@ -278,7 +278,7 @@ async def _push(services: Services, node: str, source: Source, report: OnMessage
     try:
         return source.path_on_node(await services.pool.push(node, source, progress))
     except NodeUnreachable:
-        raise  # which files it has is unknown
+        raise  # its files are unknown
     except UserError as error:
         # A changed file makes the push fail, so look for one before blaming the disk.
         changed = await asyncio.to_thread(_find_changed, services.hashes, source)
@@ -291,7 +291,7 @@ async def _push(services: Services, node: str, source: Source, report: OnMessage
 
 
 def _find_changed(hashes: HashStore, source: Source) -> Path | None:
-    """Return the first file that no longer has the hash in the source; None when all have."""
+    """Return the first file whose hash differs from the source's, or None if all match."""
     for entry in source.files:
         path = Path(source.root or "", entry.path)
         try:

@@ -1,4 +1,4 @@
-"""Find out which nodes can use a run's model and data where they lie on a share."""
+"""Find the nodes that can use a run's model and data in place, on a share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 Places = Mapping[tuple[str, str], SharedPlace]
-"""What a node uses in place, by the node and by its name in a sentence (`the model`)."""
+"""Sources used in place, by node and by name in a sentence (`the model`)."""
 
 
 async def find_places(
@@ -28,13 +28,13 @@ async def find_places(
     sources: Mapping[str, Source],
     report: OnMessage = lambda line: None,
 ) -> Places:
-    """Return what the nodes use in place; whatever is missing they have to get.
+    """Return the sources that the nodes use in place; they need copies of all others.
 
     Args:
         services: stores and nodes.
         nodes: nodes to ask.
-        sources: what they need, by its name in a sentence.
-        report: called with what is used in place, and with why another thing is not.
+        sources: sources that the nodes need, by name in a sentence.
+        report: callback with the sources used in place, and the reasons for copies.
 
     Raises:
         UserError: a server does not answer this PC, or a node was lost.
@@ -91,7 +91,7 @@ def _say_places(nodes: Sequence[str], what: str, places: Places, report: OnMessa
 def record_places(
     services: Services, run_id: str, found: Mapping[str, Sequence[SharedPlace]]
 ) -> None:
-    """Add to a run's events what its nodes use in place."""
+    """Add an event to the run for each share that its nodes use in place."""
     by_share: dict[str, list[str]] = {}
     for node, places in found.items():
         for place in places:

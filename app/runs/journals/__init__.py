@@ -1,1 +1,1 @@
-"""What comes back from nodes: journals, logs and events, mirrored as plain files."""
+"""Data from the nodes: journals, logs and events, mirrored as plain files."""

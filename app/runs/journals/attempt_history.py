@@ -1,4 +1,4 @@
-"""What the journals say of one attempt: its steps, checkpoints, losses and pauses, line by line."""
+"""History of one attempt from its journals: steps, checkpoints, losses and pauses."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from app.runs.journals.journal import (
 )
 from app.text import show_list
 
-# Newest steps that speed is judged by: few enough to follow a change within a minute or two, and
+# Newest steps for judging the speed: few enough to follow a change within a minute or two, and
 # enough for a median that a slow checkpoint step does not move.
 PACE_STEPS = 20
 MAX_STEPS = 5_000_000
-"""Number of steps of an attempt that are kept in memory: a node may write any number of lines."""
+"""Maximum number of steps of an attempt in memory; a node may write any number of lines."""
 MAX_PAUSES = 50
-"""Number of pauses of an attempt that are listed."""
+"""Maximum number of listed pauses of an attempt."""
 MAX_AMOUNT = 1e18
-"""Amounts of a phase from this one on are not shown."""
+"""Limit of a phase's amounts, below which they are shown."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class RankHistory:
     """Current phase; None before the first one."""
     step: int | None = None
     time_s: float | None = None
-    """Time at which it finished that step, by its node's clock; None before its first one."""
+    """Time at the end of that step, by its node's clock; None before the first one."""
     tokens_per_s: float | None = None
     step_s: float | None = None
     input_s: float | None = None
@@ -82,17 +82,17 @@ class SaveTimes:
     """Times of saving one checkpoint, on the slowest rank."""
 
     seconds: float
-    """Time until it was written and hashed."""
+    """Time until the checkpoint was written and hashed, in seconds."""
     stall_s: float
-    """Time that training paused for it."""
+    """Time that training paused for it, in seconds."""
     num_copies: int = 0
-    """Number of ranks that saved it."""
+    """Number of ranks that have saved it."""
     num_planned: int = 1
     """Number of ranks that save each checkpoint."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether every copy was saved."""
+        """True if every copy was saved."""
         return self.num_copies >= self.num_planned
 
 
@@ -107,26 +107,26 @@ class HeatPause:
     step: int
     began_s: float
     ended_s: float | None = None
-    """Time in seconds since the epoch, like `began_s`; None: it has not ended."""
+    """Time in seconds since the epoch, like `began_s`; None before its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Regrouping:
-    """Loss after which the ranks that were left went on in their processes."""
+class RecordedRegrouping:
+    """Loss that the remaining ranks survived in their processes."""
 
     step: int
-    """Newest step that was done."""
+    """Newest completed step."""
     nodes: tuple[str, ...]
     lost_nodes: tuple[str, ...]
     seconds: float
-    """Time from the loss to the new group, on the rank that noticed it first."""
+    """Time from the loss to the new group, in seconds, on the rank that noticed it first."""
     time_s: float
     """Time of the new group by its node's clock, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankKill:
-    """End of a rank by a signal, which no loss of another rank causes."""
+    """End of a rank by a signal; the loss of another rank never causes one."""
 
     node: str
     text: str
@@ -148,15 +148,15 @@ class AttemptHistory:
     checkpoints: dict[int, SaveTimes] = field(default_factory=dict)
     """Saved checkpoints by step."""
     holders: dict[int, set[str]] = field(default_factory=dict)
-    """Nodes that saved a checkpoint, or started from their copy of one, by its step."""
+    """Nodes that saved a checkpoint, or started from their copy of it, by its step."""
     failed_saves: dict[int, str] = field(default_factory=dict)
     """Reasons why a checkpoint could not be saved, by step."""
-    regroupings: dict[int, Regrouping] = field(default_factory=dict)
-    """Losses after which the ranks that were left went on in their processes, by generation."""
+    regroupings: dict[int, RecordedRegrouping] = field(default_factory=dict)
+    """Losses that the remaining ranks survived in their processes, by generation."""
     kills: dict[str, RankKill] = field(default_factory=dict)
-    """First rank of each node that a signal ended, by the node."""
+    """First rank of each node that was ended by a signal, by node."""
     lost_ranks: set[int] = field(default_factory=set)
-    """Ranks that these have cost."""
+    """Ranks that these regroupings lost."""
     request_steps: dict[str, int] = field(default_factory=dict)
     """Step after which the ranks acted on a control request, by the request's id."""
     certificate: Certificate | None = None
@@ -170,12 +170,12 @@ class AttemptHistory:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Nodes that train since the newest regrouping; empty: all of the attempt."""
+        """Nodes that train since the newest regrouping; empty for all of the attempt."""
         return self.regroupings[max(self.regroupings)].nodes if self.regroupings else ()
 
-    def describe_lost(self, one: Regrouping) -> str:
-        """Return what ended the ranks of the nodes that a regrouping left out."""
-        # A rank that was ended later is what was left there, and no cause.
+    def describe_lost(self, one: RecordedRegrouping) -> str:
+        """Return the cause of the loss of the nodes that a regrouping left out."""
+        # A rank that was killed later was only cleaned up, and is not a cause.
         kills = [self.kills[node] for node in one.lost_nodes if node in self.kills]
         causes = sorted((k for k in kills if k.time_s <= one.time_s), key=lambda k: k.time_s)
         killed = [cause.node for cause in causes]
@@ -185,7 +185,7 @@ class AttemptHistory:
         return show_list([*(cause.text for cause in causes), *lost])
 
     def add(self, record: StepRecord) -> bool:
-        """Add a step; return False when another rank has recorded it already."""
+        """Add a step; return False if another rank has recorded it already."""
         if record.step in self.steps or len(self.steps) >= MAX_STEPS:
             return False
         self.steps[record.step] = record
@@ -198,17 +198,17 @@ class AttemptHistory:
 def take_line(
     line: dict[str, Any], attempt: AttemptHistory, number: int, node: str, rank: int | None
 ) -> dict[str, Any]:
-    """Add a line to what is known of an attempt.
+    """Add a journal line to the history of an attempt.
 
     Args:
         line: parsed line.
-        attempt: what is known so far.
+        attempt: history so far.
         number: number of the attempt.
         node: node that wrote it.
         rank: rank that wrote it; None for the supervisor's journal.
 
     Returns:
-        The line; one of a regrouping with what the nodes that were lost say of the cause.
+        The line; a regrouping also has the cause from the journals of the lost nodes.
     """
     if rank is not None:
         _take_rank_line(line, attempt, attempt.ranks.setdefault(rank, RankHistory()), number)
@@ -237,7 +237,7 @@ def _take_rank_line(
         attempt.failed_saves[step_of(line) or 0] = text_of(line, "message")
     elif kind == "certificate":
         attempt.certificate = read_certificate(line) or attempt.certificate
-    # Journals call a control request a wish.
+    # Journals call a control request a wish: older versions wrote them.
     elif kind == "wish":
         attempt.request_steps[text_of(line, "wish_id")] = step_of(line) or 0
     elif kind == "eval":
@@ -271,7 +271,7 @@ def _read_progress(line: dict[str, Any]) -> PhaseProgress | None:
 
 
 def _amount_of(line: dict[str, Any], key: str) -> float | None:
-    """Return an amount that can be shown, else None: a node may write any number."""
+    """Return an amount that can be shown, else None; a node may write any number."""
     value = number_of(line, key)
     return value if value is not None and 0 <= value < MAX_AMOUNT else None
 
@@ -286,13 +286,14 @@ def _take_regrouping(line: dict[str, Any], attempt: AttemptHistory) -> dict[str,
     generation = whole_of(line, "generation")
     if line["kind"] != "regrouped" or generation is None:
         return line
-    found = Regrouping(
+    found = RecordedRegrouping(
         step=step_of(line) or 0,
         nodes=names_of(line, "nodes"),
         lost_nodes=names_of(line, "lost_nodes"),
         seconds=number_of(line, "seconds") or 0.0,
         time_s=time_of(line),
     )
+    # Each rank writes the line; the one with the longest time noticed the loss first.
     before = attempt.regroupings.get(generation)
     if found.nodes and (before is None or found.seconds > before.seconds):
         attempt.regroupings[generation] = found
@@ -315,7 +316,7 @@ def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:
         num_planned=whole_of(line, "copies") or 1,
     )
     if found.is_complete:
-        attempt.failed_saves.pop(step, None)  # the end of a run tries again
+        attempt.failed_saves.pop(step, None)  # a later attempt to save succeeded
 
 
 def _take_holder(line: dict[str, Any], attempt: AttemptHistory, node: str) -> None:
@@ -337,6 +338,7 @@ def _take_pause(line: dict[str, Any], attempt: AttemptHistory, node: str) -> Non
             )
         )
     elif line["kind"] == "cooled":
+        # One `cooled` line ends the pauses of all GPUs at that step.
         for place, one in enumerate(attempt.pauses):
             if one.step == step_of(line) and one.ended_s is None:
                 attempt.pauses[place] = replace(one, ended_s=time_of(line))

@@ -1,6 +1,6 @@
-"""Turn journal lines that a person wants to read into run events.
+"""Turn journal lines that concern the user into run events.
 
-A describer returns the severity, the sentence, and whether the sentence identifies the event.
+A describer returns the severity, the sentence, and True if the sentence identifies the event.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from app.text import (
 
 @dataclass(frozen=True, slots=True)
 class JournalEvent:
-    """Run event with the key by which the same event in another rank's journal is recognised."""
+    """Run event with a key that is equal for the same event in another rank's journal."""
 
     key: tuple[object, ...]
     event: RunEvent
@@ -48,7 +48,7 @@ class JournalEvent:
 def describe_line(
     line: Line, run_id: str, attempt: int, node: str, rank: int | None
 ) -> JournalEvent | None:
-    """Return the event of a journal line; None when it has nothing that a person wants to read.
+    """Return the event of a journal line, or None if it does not concern the user.
 
     Args:
         line: parsed line.
@@ -64,8 +64,8 @@ def describe_line(
     if found is None:
         return None
     severity, text, own = found
-    # All ranks of an attempt write the same checkpoint or evaluation line; only the numbers in it
-    # differ. A failure or a trace belongs to one rank, so there the sentence is part of the key.
+    # All ranks of an attempt write the same checkpoint or evaluation line with other numbers. A
+    # failure or a trace belongs to one rank, so its sentence is part of the key.
     key = (attempt, line_kind, whole_of(line, "step"), *((text,) if own else ()))
     time_s = time_of(line)
     event = RunEvent(
@@ -75,8 +75,8 @@ def describe_line(
 
 
 Description = tuple[Severity, str, bool] | None
-"""Severity, sentence, and whether the sentence identifies the event. When it does not, all lines of
-one kind and step are the same event, even if the numbers in their sentences differ."""
+"""Severity, sentence, and True if the sentence identifies the event. Otherwise all lines of one
+kind and step are the same event, even if the numbers in their sentences differ."""
 
 
 def _describe_started(line: Line, node: str, rank: int | None) -> Description:
@@ -105,7 +105,7 @@ def _describe_preview(line: Line, node: str, rank: int | None) -> Description:
     text = f"data format {text_of(line, 'format')}: {used}"
     fill = number_of(line, "fill")
     packed = f", packed to {show_share(fill)}" if fill is not None else ""
-    # Imported on use: a list of runs does not need it.
+    # Late: a list of runs does not need it.
     from agents.shared.data.findings import list_columns
 
     unused = [one for one in _findings(line) if one.kind == "unknown"]
@@ -114,7 +114,7 @@ def _describe_preview(line: Line, node: str, rank: int | None) -> Description:
 
 
 def _findings(line: Line) -> list[DataFinding]:
-    """Return the findings of a preview; those of another version that do not fit are left out."""
+    """Return the findings of a preview, without unreadable ones of another version."""
     listed = line.get("findings")
     found = []
     for one in listed if isinstance(listed, list) else []:
@@ -129,7 +129,7 @@ def _describe_setting(line: Line, node: str, rank: int | None) -> Description:
     streamed, from_disk = whole_of(line, "num_streamed") or 0, whole_of(line, "num_from_disk") or 0
     is_compiled = line.get("compiled") is True
     if tokens is None or layers is None or not (is_compiled or twice or moved or streamed):
-        return None  # a CPU has nothing to choose
+        return None  # a CPU has no setting to choose
     who = f"rank {rank} on {node}"
     text = f"uses micro-batches of up to {tokens:,} tokens"
     text += ", padded to few shapes that are replayed," if line.get("is_repeating") else ""
@@ -148,7 +148,7 @@ def _describe_setting(line: Line, node: str, rank: int | None) -> Description:
     if measured is None:
         why = "since a checkpoint came before another setting had been measured"
         return "info", f"{who} {text}, {why}", True
-    # The trainer corrects its search when steps are slower than it believed.
+    # The trainer corrects its search if steps are slower than expected.
     why = f"the last one reached {measured:,.0f} of {believed:,.0f} expected tokens/s"
     return "info", f"{who} corrected its setting: {why}. It now {text}", True
 
@@ -178,15 +178,15 @@ def _describe_regrouped(line: Line, node: str, rank: int | None) -> Description:
         return None
     return (
         "warning",
-        f"{text_of(line, 'reason')}; {show_list(nodes)} went on in their processes, back after "
-        f"{show_duration(number_of(line, 'seconds'))}, and no step that was done is repeated",
+        f"{text_of(line, 'reason')}; {show_list(nodes)} continued in their processes, back after "
+        f"{show_duration(number_of(line, 'seconds'))}, and no completed step is repeated",
         False,
     )
 
 
 def _describe_checkpoint_failed(line: Line, node: str, rank: int | None) -> Description:
     if line.get("repeated") is True:
-        return None  # the reason was told, and has not changed since
+        return None  # the reason was reported, and is the same
     step, message = whole_of(line, "step"), text_of(line, "message")
     text = f"the checkpoint of step {step} could not be saved on {node}: {message}"
     return "warning", f"{text} {text_of(line, 'hint')}".strip(), True
@@ -211,7 +211,7 @@ def _describe_too_hot(line: Line, node: str, rank: int | None) -> Description:
 
 def _describe_cooled(line: Line, node: str, rank: int | None) -> Description:
     paused = show_duration(number_of(line, "paused_s"))
-    return "info", f"training goes on after a pause of {paused} for cooling", False
+    return "info", f"training continues after a pause of {paused} for cooling", False
 
 
 def _describe_certificate(line: Line, node: str, rank: int | None) -> Description:
@@ -240,13 +240,13 @@ def _describe_trace_failed(line: Line, node: str, rank: int | None) -> Descripti
 
 def _describe_warning(line: Line, node: str, rank: int | None) -> Description:
     words = " ".join(text for text in (text_of(line, "message"), text_of(line, "hint")) if text)
-    # Without its rank, the same event on two GPUs would be one.
+    # Without the rank, the same event on two GPUs would count as one.
     said = _with_rank(words, node, rank) if line.get("of_rank") is True else words
     return ("warning", said, True) if words else None
 
 
 def _with_rank(text: str, node: str, rank: int | None) -> str:
-    """Return a rank's own words behind its name, with which some of them begin."""
+    """Prefix a rank's message with its name, unless the message begins with it."""
     return text if text.startswith(f"rank {rank} (node ") else f"rank {rank} on {node}: {text}"
 
 
@@ -287,8 +287,8 @@ def _describe_failed(line: Line, node: str, rank: int | None) -> Description:
 def _describe_adopted(line: Line, node: str, rank: int | None) -> Description:
     ranks = line.get("ranks")
     living = sorted({r for r in ranks if isinstance(r, int)}) if isinstance(ranks, list) else []
-    lived = f"; rank {show_list([str(r) for r in living])} went on meanwhile" if living else ""
-    # By the process id: another supervisor may be killed later, too.
+    lived = f"; rank {show_list([str(r) for r in living])} continued meanwhile" if living else ""
+    # By the process id: another supervisor may be killed later as well.
     pid = whole_of(line, "pid")
     text = f"the run's supervisor on {node} was killed and replaced by process {pid}{lived}"
     return "warning", text, True
@@ -321,18 +321,18 @@ def _describe_disk(line: Line, node: str, rank: int | None) -> Description:
     what = "takes no more files (its inodes are used up)" if lacks == "files" else "is full"
     return (
         "warning",
-        f"the disk of {node} {what}; training goes on, but its logs may have gaps: free some "
+        f"the disk of {node} {what}; training continues, but its logs may have gaps: free some "
         "space there",
         True,
     )
 
 
 def _describe_moving(line: Line, node: str, rank: int | None) -> Description:
-    return "info", f"the ranks on {node} go on", True
+    return "info", f"the ranks on {node} continue", True
 
 
 def describe_exit(line: Line, node: str) -> str:
-    """Return how a rank of the node ended, from the line of its supervisor."""
+    """Return the end of a node's rank in words, from the line of its supervisor."""
     code = whole_of(line, "exit_code") or 0
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return f"rank {whole_of(line, 'rank')} on node {node} {text_of(line, 'how') or how}"

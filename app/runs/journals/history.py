@@ -1,8 +1,8 @@
-"""History of one run as its mirrored journals record it, kept up to date line by line.
+"""History of one run from its mirrored journals, updated line by line.
 
 There is one `RunHistory` per run and process. It reads the journals of all ranks, because the node
-of rank 0 may be the one that was lost: a step counts once any rank has recorded it. A resume makes
-the steps of older attempts beyond its checkpoint void; `steps` leaves them out.
+of rank 0 may be the lost one: a step counts once any rank has recorded it. A resume makes the steps
+of older attempts beyond its checkpoint void; `steps` leaves them out.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from app.runs.journals.event_text import describe_line
 from app.runs.journals.journal import JournalTail, read_trace, step_of, step_record
 
 MAX_EVENTS = 20_000
-"""Number of events of a run that are kept in memory."""
+"""Maximum number of events of a run in memory."""
 MAX_TRACES = 1000
-"""Number of traces of an attempt that are listed."""
+"""Maximum number of listed traces of an attempt."""
 T = TypeVar("T")
 
 
@@ -43,10 +43,10 @@ class HistoryUpdate:
 
 
 class RunHistory:
-    """Reads the mirrored journals below one run's folder."""
+    """Reader of the mirrored journals below one run's folder."""
 
     def __init__(self, run_id: str, folder: Path | None) -> None:
-        """`folder` is that of the run; None: it has none that may be read."""
+        """`folder`: the run's folder; None if it must not be read."""
         self._run_id = run_id
         self._folder = folder
         self._tails: dict[Path, JournalTail] = {}
@@ -54,10 +54,10 @@ class RunHistory:
         self.attempts: dict[int, AttemptHistory] = {}
         self.events: list[RunEvent] = []
         self.data: DataPreview | None = None
-        """Preview of the run's data, as the newest attempt recorded it."""
+        """Preview of the run's data, as recorded by the newest attempt."""
 
     def refresh(self) -> HistoryUpdate:
-        """Read what was appended since the last call."""
+        """Read the new lines of all journals."""
         steps: list[StepRecord] = []
         num_events = len(self.events)
         changed = False
@@ -66,8 +66,8 @@ class RunHistory:
             changed = changed or bool(lines)
             for line in lines:
                 self._take(line, attempt, path.parent, rank, steps)
-        # Before sorting: the journals of two nodes are read one after the other, so new events
-        # may belong between old ones.
+        # Before sorting: the journals of two nodes are read one after the other, so new events may
+        # belong between old ones.
         news = tuple(self.events[num_events:])
         self.events.sort(key=lambda event: event.time_s)
         return HistoryUpdate(tuple(sorted(steps, key=lambda s: (s.attempt, s.step))), news, changed)
@@ -80,11 +80,13 @@ class RunHistory:
         return self._collect_valid(lambda attempt: attempt.steps)
 
     def evaluations(self) -> list[EvaluationRecord]:
-        """Return the valid evaluations, in order: none of a step that was trained again."""
+        """Return the valid evaluations, in order, without those of steps that were trained
+        again.
+        """
         return self._collect_valid(lambda attempt: attempt.evaluations)
 
     def _collect_valid(self, pick: Callable[[AttemptHistory], dict[int, T]]) -> list[T]:
-        """Return the entries of all attempts by step, each up to where a later attempt started."""
+        """Return the entries of all attempts by step, each up to the start of a later attempt."""
         kept: dict[int, T] = {}
         limit: int | None = None
         # Newest first, since the start of an attempt limits all attempts before it.
@@ -101,7 +103,7 @@ class RunHistory:
         """Return the newest saved step that no later attempt has discarded."""
         for number in sorted(self.attempts, reverse=True):
             attempt = self.attempts[number]
-            # An attempt started from a checkpoint, too; step 0 means from scratch.
+            # The checkpoint that an attempt started from counts as well; step 0 means from scratch.
             known = [*attempt.checkpoints, *([attempt.first_step] if attempt.first_step else [])]
             if known or attempt.first_step == 0:
                 return max(known, default=None)
@@ -135,18 +137,18 @@ class RunHistory:
             if record is not None and attempt.add(record):
                 steps.append(record)
         if line["kind"] == "preview":
-            with contextlib.suppress(WireError):  # written by another version
+            with contextlib.suppress(WireError):  # from another version
                 self.data = from_wire(DataPreview, line)
-        if not _is_told(line, attempt):
+        if not _is_shown(line, attempt):
             return
         entry = describe_line(line, self._run_id, number, node, rank)
-        # Several ranks record the same event; equal keys make it one.
+        # Several ranks record the same event; equal keys merge them.
         if entry is not None and entry.key not in self._seen and len(self.events) < MAX_EVENTS:
             self._seen.add(entry.key)
             self.events.append(entry.event)
 
 
-def _is_told(line: dict[str, Any], attempt: AttemptHistory) -> bool:
-    """Return whether people hear of a line: of a checkpoint only once all of its copies exist."""
+def _is_shown(line: dict[str, Any], attempt: AttemptHistory) -> bool:
+    """Return True if the user sees a line: a checkpoint only once all of its copies exist."""
     saved = attempt.checkpoints.get(step_of(line) or 0)
     return line["kind"] != "checkpoint" or saved is None or saved.is_complete

@@ -1,8 +1,8 @@
 """Read the journals that trainer and supervisor write.
 
-A journal is a file of JSON lines that is only appended to. Lines are read field by field, not into
-dataclasses: journals outlive versions, so a missing or odd value becomes None, and a line that is
-not JSON (the disk was full) is skipped.
+A journal is an append-only file of JSON lines. Lines are read field by field, not into dataclasses:
+journals outlive versions, so a missing or odd value becomes None, and a line that is not JSON (from
+a full disk) is skipped.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from agents.contract.run_layout import is_stream
 from agents.contract.wire import WireError
 from app.events import Certificate, RankTrace, StepRecord, TraceRow
 
-# Bounds memory while a long journal is read for the first time; a line is a few hundred bytes.
+# Limits memory while a long journal is read for the first time; a line is a few hundred bytes.
 MAX_READ_BYTES = 8 << 20
 MAX_TEXT_CHARACTERS = 16_000
-"""Length of a text in a line that is kept: several tracebacks."""
+"""Maximum length of a text in a line, enough for several tracebacks."""
 Line = Mapping[str, Any]
 
 
 class JournalTail:
-    """Reads the complete lines that were appended to one mirrored journal since the last read."""
+    """Reader of the complete lines that were appended to one mirrored journal since the last
+    read.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -41,7 +43,7 @@ class JournalTail:
                 while chunk := self._next_lines(file):
                     lines += [line for line in map(_parse, chunk.splitlines()) if line is not None]
         except FileNotFoundError:
-            pass  # its first bytes have not been fetched yet
+            pass  # not fetched yet
         return lines
 
     def _next_lines(self, file: Any) -> bytes:
@@ -58,6 +60,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         value = parse_json(line, finite=False)
     except WireError:
         return None
+    # Each journal line has a kind; other JSON is damage.
     return value if isinstance(value, dict) and isinstance(value.get("kind"), str) else None
 
 
@@ -67,20 +70,20 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def number_of(line: Line, key: str) -> float | None:
     """Return a finite number, else None."""
     value = line.get(key)
-    # bool is a subclass of int, and JSON as Python writes it has NaN and Infinity.
+    # bool is a subclass of int, and JSON as Python writes it allows NaN and Infinity.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
 
 
 def _share_of(line: Line, key: str) -> float | None:
-    """Return a share, 0 to 1: versions before measured it against a cold card, and found more."""
+    """Return a share from 0 to 1; older versions compared with a cold card, and found more."""
     value = number_of(line, key)
     return None if value is None else min(1.0, max(0.0, value))
 
 
 def metrics_of(line: Line) -> dict[str, float]:
-    """Return what the objective of a run reports besides the loss, by name."""
+    """Return the metrics that the run's objective reports besides the loss, by name."""
     found = {name: number_of(line, name) for name in METRICS}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -92,25 +95,25 @@ def whole_of(line: Line, key: str) -> int | None:
 
 
 def step_of(line: Line, key: str = "step") -> int | None:
-    """Return the number of a step; None when it is none that a run can reach."""
+    """Return the number of a step, or None if a run cannot reach it."""
     step = whole_of(line, key)
     return step if step is not None and 0 <= step <= MAX_STEP else None
 
 
 def time_of(line: Line) -> float:
-    """Return the wall clock time of a line, in seconds since 1970; 0 when it is none."""
+    """Return the wall clock time of a line, in seconds since 1970; 0 if it is invalid."""
     time_s = number_of(line, "time_s") or 0.0
     return time_s if 0 <= time_s <= MAX_TIME_S else 0.0
 
 
 def text_of(line: Line, key: str) -> str:
-    """Return a text, cut to a length that can be shown; empty when there is none."""
+    """Return a text, cut to a length that can be shown; empty if it is missing."""
     value = line.get(key)
     return value[:MAX_TEXT_CHARACTERS] if isinstance(value, str) else ""
 
 
 def shares_of(line: Line) -> tuple[float, ...]:
-    """Return each rank's share of a batch, normalised to a sum of 1; empty when unknown."""
+    """Return each rank's share of a batch, normalised to a sum of 1; empty if unknown."""
     values = line.get("shares")
     if not isinstance(values, list):
         return ()
@@ -121,7 +124,7 @@ def shares_of(line: Line) -> tuple[float, ...]:
 
 
 def names_of(line: Line, key: str) -> tuple[str, ...]:
-    """Return a list of names of nodes; empty when it is none, or one of them is no safe name."""
+    """Return a list of node names; empty if it is missing or has an unsafe name."""
     values = line.get(key)
     if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
         return ()
@@ -132,9 +135,9 @@ def names_of(line: Line, key: str) -> tuple[str, ...]:
 
 
 def step_record(line: Line, attempt: int) -> StepRecord | None:
-    """Return the optimizer step of a rank's journal line; None when it is of another kind.
+    """Return the optimizer step of a rank's journal line, or None for another kind.
 
-    A loss that is not a number is kept, because a diverged run must be visible.
+    A loss that is NaN is kept, because a diverged run must be visible.
     """
     step = step_of(line)
     if line.get("kind") != "step" or step is None:
@@ -158,7 +161,7 @@ def step_record(line: Line, attempt: int) -> StepRecord | None:
 
 
 def read_certificate(line: Line) -> Certificate | None:
-    """Return the certificate in a journal line; None when the line is incomplete."""
+    """Return the certificate in a journal line, or None if the line is incomplete."""
     promise, steps = text_of(line, "promise"), whole_of(line, "steps")
     if promise not in ("A", "B") or not steps:
         return None

@@ -1,6 +1,6 @@
 """Find the mirrored logs of a run's ranks.
 
-A mirror is a file that we wrote: a link would show another file, and a pipe would never end.
+Only plain files count: a link would show another file, and reading a pipe would never end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LogFile:
     path: Path
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset, bytes) of everything that is kept; a very long log has a hole inside.
+        """Yield (offset, bytes) of the whole log; a very long log has a hole in the middle.
 
         Raises:
             OSError: the file cannot be read.
@@ -35,7 +35,7 @@ class LogFile:
 def find_logs(
     paths: Paths, run_id: str, rank: int | None = None, attempt: int | None = None
 ) -> tuple[LogFile, ...]:
-    """Return the logs of a run, oldest attempt first; None for `rank` or `attempt` means all."""
+    """Return the logs of a run, oldest attempt first; None for `rank` or `attempt` selects all."""
     found: list[LogFile] = []
     if paths.run(run_id).is_symlink():
         return ()

@@ -1,12 +1,12 @@
 """Mirror the nodes' logs and journals byte for byte, as plain files that only grow.
 
 The size of a mirror IS the offset up to which it has been fetched. Every append takes a lock
-between processes and writes only what lies beyond the current end, so two masters that follow one
-run, or a master that was killed in the middle of a write, never lose or double a byte. The middle
-of a very long log becomes a hole, as on its node: offsets stay valid, the disk does not fill.
+between processes and writes only bytes beyond the current end, so two masters that follow one run,
+or a master that was killed during a write, never lose or duplicate a byte. The middle of a very
+long log becomes a hole, as on its node: offsets stay valid, and the disk does not fill.
 
-What a node sends is bounded: names are those of the run layout, files lie where we put them, sizes
-and holes are ones that a run can have, and the disk of this PC keeps a reserve.
+A node's data is limited: names are those of the run layout, files lie where we put them, sizes and
+holes are plausible for a run, and the disk of this PC keeps a reserve.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from app.paths import leads_through_link, open_private, private_folder, room_byt
 from app.text import show_bytes
 
 MAX_LOG_BYTES = 256 << 30
-"""Length of a log, with the hole in its middle: a week of 400 kB in each second."""
+"""Maximum length of a log, including its hole, in bytes: a week of 400 kB per second."""
 MAX_JOURNAL_BYTES = 1 << 30
-"""Size of a journal or trace, which is kept as a whole: two million steps of a rank."""
+"""Maximum size of a journal or trace, in bytes: two million steps of a rank."""
 MAX_STREAMS = 2048
-"""Number of logs, journals and traces of one node's part."""
-# A file system without holes shows after so many bytes, and not after a terabyte.
+"""Maximum number of logs, journals and traces of one node's part."""
+# A file system without holes is detected after this many bytes, and not after a terabyte.
 _HOLE_TRIAL_BYTES = 1 << 20
 
 Refused = Callable[[str, UserError], None]
-"""Callback with a stream that is not mirrored any further, and the reason."""
+"""Callback with a stream that is no longer mirrored, and the reason."""
 
 
 class MirrorGap(Exception):
-    """Raised when arriving bytes leave a gap: the follower has to request again from `size`."""
+    """Raised if bytes would leave a gap; the follower has to request again from `size`."""
 
     def __init__(self, size: int) -> None:
         super().__init__(f"the mirror ends at byte {size}")
@@ -45,11 +45,11 @@ class MirrorGap(Exception):
 
 
 class StreamRefused(UserError):
-    """Raised for a stream that no run has; the node's other streams are mirrored all the same."""
+    """Raised for a stream that no run has; the node's other streams are still mirrored."""
 
 
 class MirrorBlocked(UserError):
-    """Raised when this PC takes no more of a mirror; the node keeps it, and it is tried again."""
+    """Raised if this PC cannot store more of a mirror; the node keeps the data for a retry."""
 
     topic = "master-disk-full"
 
@@ -60,7 +60,7 @@ class Mirror:
     def __init__(
         self, folder: Path, *, below: Path | None = None, refused: Refused | None = None
     ) -> None:
-        """Mirror into `folder`; between it and `below` no symbolic link is followed."""
+        """Mirror into `folder`; symbolic links between it and `below` are not followed."""
         self.folder = folder
         self._below = below or folder
         self._refused = refused
@@ -76,17 +76,17 @@ class Mirror:
         }
 
     def refuse(self, stream: str, error: UserError) -> None:
-        """Report a stream that is not mirrored any further."""
+        """Report a stream that is no longer mirrored."""
         if self._refused is not None:
             self._refused(stream, error)
 
     def append(self, stream: str, offset: int, data: bytes, dropped_bytes: int = 0) -> int:
-        """Write the part of `data` that is not here yet; return the number of bytes written.
+        """Write the new part of `data`; return the number of bytes written.
 
         Args:
             stream: file name of the log or journal.
             offset: position of `data` on the node.
-            data: bytes from there on.
+            data: bytes from that position.
             dropped_bytes: bytes just before `offset` that no longer exist; they become a hole.
 
         Raises:
@@ -128,7 +128,7 @@ class Mirror:
                 f"{stream} is longer than {show_bytes(most)}, so the rest of it is not copied here",
                 "It stays on the node",
             )
-        # A node drops the middle of logs only: a journal with a hole would be another history.
+        # A node drops the middle of logs only: a journal with a hole would be a different history.
         if not 0 <= dropped_bytes <= (offset if is_log else 0):
             raise StreamRefused(
                 f"the node claims that {dropped_bytes} bytes of {stream} were dropped, which no "
@@ -147,9 +147,10 @@ class Mirror:
 
 
 def _append(path: Path, offset: int, data: bytes, dropped_bytes: int) -> int:
+    # Append mode: the position is the end of the file, which is the offset already fetched.
     with open_private(path, "a") as file:
         size = file.tell()
-        # The start of the hole may be known here already: extend up to it, never overwrite.
+        # Part of the hole may exist here already: extend up to its end, never overwrite.
         if offset - dropped_bytes <= size < offset:
             _make_hole(file.fileno(), path, size, offset)
             size = file.seek(0, os.SEEK_END)
@@ -164,10 +165,11 @@ def _make_hole(file: int, path: Path, start: int, end: int) -> None:
     """Extend a file without filling the disk.
 
     Raises:
-        StreamRefused: its file system makes no holes, and has no room for the zeros.
+        StreamRefused: the file system has no holes, and the disk no room for the zeros.
     """
     before = os.fstat(file)
     os.truncate(file, min(end, start + _HOLE_TRIAL_BYTES))
+    # A file system without holes stores zeros, which shows in the used blocks.
     filled = logcap.used_bytes(os.fstat(file)) > logcap.used_bytes(before) + logcap.BLOCK_BYTES
     if filled and end - start > room_bytes(path.parent):
         os.truncate(file, start)

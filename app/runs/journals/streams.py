@@ -14,14 +14,14 @@ from app.errors import BadAnswer, RacklessError
 from app.runs.journals.mirror import Mirror, MirrorGap, StreamRefused
 from app.runs.nodes.node_pool import NodeAgent, NodePool
 
-# Time for another process to write the bytes that it has in hand before we request them again.
+# Time for another process to write its bytes before they are requested again.
 _GAP_PAUSE_S = 0.05
 Written = Callable[[str, int, bytes], None]
-"""Callback that gets the stream, the offset and the bytes that were new here."""
+"""Callback with the stream, the offset and the new bytes."""
 
 
 def store_chunk(mirror: Mirror, chunk: StreamChunk, written: Written | None = None) -> int:
-    """Append the new bytes of a chunk; return how many there were.
+    """Append the new bytes of a chunk; return their number.
 
     Raises:
         MirrorGap: bytes before the chunk are missing.
@@ -33,7 +33,7 @@ def store_chunk(mirror: Mirror, chunk: StreamChunk, written: Written | None = No
     except WireError as error:
         raise BadAnswer(str(error), "Nothing of it was used") from error
     num_new = mirror.append(chunk.stream, chunk.offset, data, chunk.dropped_bytes)
-    # Another process may have appended the first part: report only what this one did.
+    # Another process may have appended the first part: report only the bytes of this one.
     if num_new and written is not None:
         written(chunk.stream, chunk.offset + len(data) - num_new, data[len(data) - num_new :])
     return num_new
@@ -62,12 +62,12 @@ async def sync_part(
                     max_bytes=STREAM_CHUNK_BYTES,
                 )
             )
-            # The size read below tells whether another process has appended meanwhile.
+            # The size read below shows if another process has appended meanwhile.
             with contextlib.suppress(MirrorGap):
                 store_chunk(mirror, chunk, written)
             reached = mirror.sizes().get(stream, 0)
             if reached <= offset:
-                return  # the file has shrunk since it was listed: nothing more to fetch
+                return  # the file has shrunk since it was listed
             offset = reached
 
     for stream, size in sizes.items():
@@ -107,7 +107,7 @@ async def follow_part(
     """Mirror the node's streams as they grow, until cancelled.
 
     Raises:
-        NodeUnreachable: the connection was lost; what came so far is kept.
+        NodeUnreachable: the connection was lost; received data is kept.
     """
     while True:
         try:
@@ -126,4 +126,4 @@ async def _store_all(chunks: AsyncIterator[StreamChunk], mirror: Mirror, written
                 mirror.refuse(chunk.stream, error)
     finally:
         if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()  # makes the node stop sending
+            await chunks.aclose()  # tells the node to stop sending

@@ -1,1 +1,1 @@
-"""Actions on runs: launch, watch, stop, resume, and what runs in the background."""
+"""Actions on runs: launch, watch, stop, resume, and background tasks."""

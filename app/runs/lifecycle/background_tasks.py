@@ -1,6 +1,6 @@
 """Background tasks of a core that stays open: watch and recover runs, notice nodes and processes.
 
-A command that asks one question and exits does not start them. Each job is a task of its own; one
+A command that sends one request and exits does not start them. Each job is a separate task; one
 that fails by a bug is logged and leaves the others running.
 """
 
@@ -20,7 +20,8 @@ from app.runs.services import Services
 from app.storage.database import Database
 from app.storage.nodes import NodeStore
 
-# `PRAGMA data_version` costs microseconds; a run started by the command shows within a second.
+# `PRAGMA data_version` costs microseconds; a run that the command line started shows within a
+# second.
 STORAGE_POLL_S = 1.0
 _log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class BackgroundTasks:
         self._watch_active()
 
     def run_beside(self, key: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` until the core is closed; ended work of the same key is replaced."""
+        """Run `work` until the core is closed; finished work of the same key is replaced."""
         task = self._tasks.get(key)
         if task is None or task.done():
             self._spawn(key, work)
@@ -59,33 +60,33 @@ class BackgroundTasks:
             work.close()
 
     def watch(self, run_id: str) -> asyncio.Task[None]:
-        """Return the task that watches the run until it ends for good; start it when missing.
+        """Return the task that watches the run until its final end; start it if missing.
 
-        An attempt that lost a rank or a node is followed by the one that recovers it.
+        After an attempt that lost a rank or a node, it watches the attempt that recovers the run.
         """
         key = f"run {run_id}"
         task = self._tasks.get(key)
-        # A run that a person resumes needs a new watch.
+        # A run that the user resumes needs a new watch.
         if task is None or task.done():
             task = self._spawn(key, self._watch_and_recover(run_id))
         return task
 
     async def _watch_and_recover(self, run_id: str) -> None:
-        # Imported on use: lists of runs do not need it.
+        # Late: lists of runs do not need it.
         from app.runs.lifecycle.recovery import recover_run, report_cost
         from app.runs.lifecycle.rejoin import rejoin_nodes
 
         while (run := self._services.runs.store.get(run_id)) is not None:
-            beside = [
+            helpers = [
                 asyncio.create_task(work(self._services, run_id, run.attempt))
                 for work in (report_cost, rejoin_nodes)
             ]
             try:
-                for task in beside:
+                for task in helpers:
                     task.add_done_callback(_report)
                 await RunWatch(self._services, run, self._events).run_until_end()
             finally:
-                for task in beside:
+                for task in helpers:
                     task.cancel()
             if not await recover_run(self._services, run_id):
                 return
@@ -95,18 +96,18 @@ class BackgroundTasks:
         tasks = [task for task in self._tasks.values() if not task.done()]
         for task in tasks:
             task.cancel()
-        # Failures were logged when they happened.
+        # Failures were already logged by `_report`.
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _watch_active(self) -> None:
         for run_id in self._services.runs.store.in_states(ACTIVE_STATES):
             self.watch(run_id)
-        # Lost while nobody watched.
+        # Lost while no process watched.
         for run_id in self._services.recoveries.pending():
             self.watch(run_id)
 
     async def _follow_storage(self) -> None:
-        """Publish what another process of this home has stored, such as a run that it started."""
+        """Publish changes of the store by another process of this home, such as a new run."""
         version = self._database.version_of_data()
         while True:
             await asyncio.sleep(STORAGE_POLL_S)
@@ -119,7 +120,7 @@ class BackgroundTasks:
             self._watch_active()
 
     async def _take_nodes(self) -> None:
-        """Take the nodes that another process has added or moved."""
+        """Register the nodes that another process has added or moved."""
         for record in self._nodes.all():
             node = node_from_json(record.name, record.address, record.identity)
             if record.name not in self._fleet.names():
@@ -128,7 +129,7 @@ class BackgroundTasks:
                 await self._fleet.change(node)
 
     async def _follow_nodes(self) -> None:
-        """Ask every node that comes online for the attempts that it remembers."""
+        """Ask every node that comes online for its attempts."""
         online: set[str] = set()
         arrived: asyncio.Queue[str] = asyncio.Queue()
 
@@ -142,7 +143,7 @@ class BackgroundTasks:
                 online.add(name)
                 arrived.put_nowait(name)
 
-        # Listen first: a node that comes online while the snapshots are read is then not missed.
+        # Listen first, so that a node that comes online while the snapshots are read is not missed.
         with self._events.listening(take):
             for snapshot in self._fleet.snapshots():
                 take(NodeChanged(snapshot))

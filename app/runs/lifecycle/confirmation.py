@@ -1,7 +1,7 @@
-"""Tell the nodes of a launch that it goes on, and at its end that every part runs.
+"""Tell the nodes of a launch that it is in progress, and at its end that every part runs.
 
-A node that hears neither ends its part by itself (`agents/supervisor/confirmation.py`), so that a
-cable that is cut during a launch leaves nothing behind.
+A node that hears neither ends its part by itself (`agents/supervisor/confirmation.py`), so a cable
+that is cut during a launch leaves no processes behind.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from app.runs.nodes.node_pool import NodePool
 from app.runs.run import RunPart
 
 CONFIRM_S = 30.0
-"""Time without a word of ours after which a node ends a part that is not confirmed, in seconds."""
+"""Silence of the master after which a node ends an unconfirmed part, in seconds."""
 SAY_INTERVAL_S = 8.0
 RETRY_S = 2.0
 PATIENCE_S = 20.0
 
 
 @contextlib.asynccontextmanager
-async def saying_it_goes_on(
+async def keeping_launch_alive(
     pool: NodePool, nodes: Sequence[str], run_id: str, attempt: int
 ) -> AsyncIterator[None]:
-    """Tell the nodes inside the block that their parts have to wait for others."""
+    """Tell the nodes inside the block that the launch is still in progress."""
 
-    async def say_it() -> None:
+    async def repeat() -> None:
         while True:
             await asyncio.sleep(SAY_INTERVAL_S)
-            # A node that has not launched its part yet refuses.
+            # A node that has not launched its part yet refuses, which is no problem.
             await asyncio.gather(
                 *(_confirm(pool, node, run_id, attempt, is_final=False) for node in nodes)
             )
 
-    task = asyncio.create_task(say_it())
+    task = asyncio.create_task(repeat())
     try:
         yield
     finally:
@@ -48,9 +48,9 @@ async def saying_it_goes_on(
 async def confirm_launch(
     pool: NodePool, nodes: Iterable[str], run_id: str, attempt: int
 ) -> tuple[str, ...]:
-    """Tell the nodes that every part runs; return those that could not be told in PATIENCE_S.
+    """Confirm to the nodes that every part runs; return those not reached within PATIENCE_S.
 
-    Whoever watches the run tries again; a node that never hears of it ends its part.
+    The watch of the run tries again; a node that never gets the confirmation ends its part.
     """
     left = tuple(nodes)
     deadline_s = time.monotonic() + PATIENCE_S
@@ -60,6 +60,7 @@ async def confirm_launch(
         )
         left = tuple(
             node
+            # Other errors need no retry: the node answers, but has no such part.
             for node, error in zip(left, answers, strict=True)
             if isinstance(error, NodeUnreachable)
         )
@@ -71,7 +72,7 @@ async def confirm_launch(
 async def confirm_parts(
     pool: NodePool, parts: Sequence[RunPart], run_id: str, attempt: int
 ) -> None:
-    """Confirm the parts that still wait for it, once every part of the run is known to exist."""
+    """Confirm the unconfirmed parts, once every part of the run is known to exist."""
     if any(part.status is None for part in parts):
         return
     waiting = [p.node for p in parts if p.active and p.status and not p.status.is_confirmed]

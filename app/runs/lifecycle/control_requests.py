@@ -1,8 +1,8 @@
 """Send a control request to a running run, and wait for the result in its journal.
 
 The request goes to the node of rank 0, whose trainer finds it in its next step and makes all ranks
-act alike. The result comes back like everything else, through the mirrored journal; so a master
-that is closed in between misses nothing, and the request is carried out anyway.
+act alike. The result comes back through the mirrored journal, so a master that is closed in between
+misses nothing, and the request is still carried out.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def save_now(services: Services, run_id: str) -> SaveResult:
         return SaveResult(step=step, stall_s=saved.stall_s, seconds=saved.seconds)
 
     found = await wait_for_journal(services, run, find, ANSWER_TIMEOUT_S)
-    # Else no result came: return the step at which the ranks acted, if they did.
+    # Without a result in time, return the step at which the ranks acted, if they did.
     if found is not None:
         return found
     return SaveResult(
@@ -79,6 +79,7 @@ async def record_trace(services: Services, run_id: str, num_steps: int) -> Trace
     services.runs.add_event(
         run_id, "requested", f"trace of {count_of(num_steps, 'step')} requested"
     )
+    # Lost ranks of a regrouped attempt record no trace.
     lost = services.runs.history(run_id).attempt(run.attempt).lost_ranks
     num_ranks = len(services.runs.placements(run)) - len(lost)
 
@@ -92,10 +93,8 @@ async def record_trace(services: Services, run_id: str, num_steps: int) -> Trace
 
 
 def _find_trace(attempt: AttemptHistory, request_id: str, num_ranks: int) -> TraceResult:
-    """Return the trace so far.
-
-    A request during a recording extends that recording, which then began before the request.
-    """
+    """Return the trace so far."""
+    # A request during a recording extends that recording, which then began before the request.
     step = attempt.request_steps.get(request_id)
     if step is None:
         return TraceResult(first_step=None)
@@ -140,7 +139,7 @@ async def _require_running(services: Services, run_id: str, what: str) -> RunRec
 
 
 async def _send(services: Services, run: RunRecord, request: ControlRequest) -> str:
-    # The first rank comes first in all; a run found on its nodes may have no placements.
+    # Rank 0 comes first in both; a run found on its nodes may have no placements.
     members = services.runs.history(run.run_id).attempt(run.attempt).members
     placements = services.runs.placements(run)
     node = members[0] if members else placements[0].node if placements else run.nodes[0]

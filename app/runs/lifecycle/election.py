@@ -1,9 +1,9 @@
-"""Share the recovery of a run with its nodes, so that never both of them start it.
+"""Share the recovery of a run with its nodes, so that only one side starts it.
 
-While a master watches a run of its own, it says so to the nodes every few seconds, and they leave a
-loss to it. Once it has been silent for as long as a node may be, they recover the run themselves
-(`agents/election`). From then on both sides follow one rule: whoever goes on needs a claim that a
-majority of the attempt's nodes has granted, and each node grants a number once.
+While a master watches one of its runs, it tells the nodes so every few seconds, and they leave a
+loss to it. Once it has been silent for `patience_s`, they recover the run themselves
+(`agents/election`). From then on both sides follow one rule: the side that continues needs a claim
+that a majority of the attempt's nodes has granted, and each node grants a number once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from app.storage.runs import RunRecord
 from app.text import show_list
 
 KEEPS_WITHIN_PATIENCE = 5
-"""Number of words to the nodes within the time after which they take a master for gone."""
+"""Number of messages to the nodes within the time after which they consider a master gone."""
 _KEEP_TIMEOUT_S = 3.0
 _MAX_CLAIMS = 5
 
@@ -37,7 +37,7 @@ _MAX_CLAIMS = 5
 async def plan_election(
     services: Services, run: RunRecord, endpoints: Mapping[str, Endpoint]
 ) -> ElectionPlan | None:
-    """Return how the nodes of the next attempt recover it without a master; None: they never do.
+    """Return the nodes' plan for recovering the next attempt without a master, or None for none.
 
     Raises:
         UserError: a node does not answer.
@@ -49,7 +49,7 @@ async def plan_election(
     )
     ports = {n: one.port for n, one in zip(endpoints, chosen, strict=True)}
     places = {(endpoints[n].address, port) for n, port in ports.items()}
-    if len(places) < len(endpoints):  # nodes of one PC got one port by chance
+    if len(places) < len(endpoints):  # two nodes of one PC chose the same port
         return None
     losses = services.recoveries.of_run(run.run_id)
     return ElectionPlan(
@@ -71,30 +71,28 @@ async def plan_election(
 
 
 def keep_interval_s(services: Services) -> float:
-    """Return the time between two words to a node, in seconds."""
+    """Return the interval of messages to a node, in seconds."""
     return services.settings.number("lost_after_s") / KEEPS_WITHIN_PATIENCE
 
 
 async def close_parts(services: Services, run: RunRecord) -> None:
-    """Tell the nodes of a run of this master that nobody recovers it."""
+    """Tell the nodes of this master's run that it will not be recovered."""
     nodes = _find_own(services, run)
     await asyncio.gather(*(keep_part(services, run, node, is_closed=True) for node in nodes))
 
 
 def _find_own(services: Services, run: RunRecord) -> list[str]:
-    """Return the nodes of a run whose loss is this master's to recover."""
+    """Return the nodes of a run whose loss this master has to recover."""
     known = services.pool.names() if services.runs.is_ours(run) else ()
     return [node for node in run.nodes if node in known]
 
 
 @contextlib.asynccontextmanager
 async def keeping_parts(services: Services, run: RunRecord) -> AsyncGenerator[None]:
-    """Tell the nodes of a run, as long as the block takes, that this master recovers it.
-
-    To stop what is left, to save and to plan may take longer than the patience of the nodes.
-    """
+    """Tell the nodes of a run inside the block that this master recovers it."""
+    # Stopping leftovers, saving and planning may take longer than the nodes' patience.
     nodes = _find_own(services, run)
-    # Each for itself: one that hangs must not make the others impatient.
+    # One task per node: one that hangs must not make the others impatient.
     tasks = [asyncio.create_task(_keep_on(services, run, node)) for node in nodes]
     try:
         yield
@@ -113,7 +111,7 @@ async def _keep_on(services: Services, run: RunRecord, node: str) -> None:
 async def keep_part(
     services: Services, run: RunRecord, node: str, *, is_closed: bool = False
 ) -> None:
-    """Tell one node; a node that cannot be told, or that an older version runs on, is left out."""
+    """Tell one node; one that is unreachable or has an older version is skipped."""
     with contextlib.suppress(RacklessError, TimeoutError):
         async with asyncio.timeout(_KEEP_TIMEOUT_S):
             agent = services.pool.agent(node)
@@ -125,10 +123,10 @@ async def keep_part(
 async def close_replaced(
     services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]
 ) -> None:
-    """Tell nodes that still wait to recover an older attempt that the run has gone on."""
+    """Tell nodes that wait to recover an older attempt that the run has continued."""
     for status in statuses:
         is_waiting = status.state in ("failed", "lost") and status.election is not None
-        ended_s = status.ended_s or time.time()  # a lost attempt recorded no end
+        ended_s = status.ended_s or time.time()  # a lost attempt has no recorded end
         if is_waiting and status.attempt < run.attempt and time.time() - ended_s < MAX_PARKED_S:
             await keep_part(
                 services, replace(run, attempt=status.attempt), status.node, is_closed=True
@@ -136,21 +134,21 @@ async def close_replaced(
 
 
 def require_majority(run: RunRecord, nodes: Collection[str]) -> None:
-    """Raise UserError if nodes may not decide for a run that the others may recover as well."""
+    """Raise UserError if nodes must not decide for a run that the others may recover as well."""
     if not is_majority(nodes, run.nodes):
         away = [node for node in run.nodes if node not in nodes]
         raise UserError(
-            f"{show_list(away)} cannot be reached and may go on without this PC, so the others "
+            f"{show_list(away)} cannot be reached and may continue without this PC, so the others "
             "alone do not",
             f"If they are off, resume it: rackless runs resume {run.run_id}",
         )
 
 
 async def claim_attempt(services: Services, run: RunRecord, chosen: Collection[str]) -> int:
-    """Return the number of the next attempt, which those of the run's nodes that were chosen grant.
+    """Return the number of the next attempt, granted by the chosen nodes of the run.
 
     Raises:
-        UserError: they are no majority, or others have claimed it.
+        UserError: they are not a majority, or others have claimed it.
     """
     require_majority(run, chosen)
     nodes = [node for node in run.nodes if node in chosen]
@@ -160,15 +158,16 @@ async def claim_attempt(services: Services, run: RunRecord, chosen: Collection[s
         claims = await asyncio.gather(*(services.pool.agent(n).ask(claimed) for n in nodes))
         if any(claim.launched > run.attempt for claim in claims):
             services.recoveries.close(run.run_id, "replaced")
-            raise UserError(f"run {run.run_id} goes on already, started elsewhere")
+            raise UserError(f"run {run.run_id} is already running, started elsewhere")
         if all(claim.is_granted for claim in claims):
             return attempt
+        # A fence may have been raised by another master: try a higher number.
         attempt = max(attempt, *(claim.fence for claim in claims)) + 1
     raise UserError(f"the nodes of run {run.run_id} are starting it by themselves")
 
 
 def find_self_started(services: Services, newest: Sequence[AttemptStatus]) -> ElectionPlan | None:
-    """Return the plan of an attempt of this master that its nodes have started; None: another."""
+    """Return the plan by which its nodes started this master's newest attempt, or None."""
     for status in newest:
         plan = status.election
         if plan is not None and plan.started_by and status.master == services.identity:
@@ -177,17 +176,17 @@ def find_self_started(services: Services, newest: Sequence[AttemptStatus]) -> El
 
 
 def adopt_regrouped(services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]) -> bool:
-    """Watch an attempt again whose end was stored although a majority of its nodes trains on.
+    """Watch an attempt again whose end was stored although a majority of its nodes still trains.
 
-    A master that was cut off from them saw only the part fail that they went on without.
+    A master that was cut off from them saw only the failure of the part that they left behind.
 
     Args:
         services: stores and nodes.
-        run: run to be recovered.
+        run: run to recover.
         statuses: attempts on the nodes that answer, by the names that this master has for them.
 
     Returns:
-        Whether it is so.
+        True if the attempt is watched again.
     """
     ours = [s for s in statuses if s.run_id == run.run_id and s.attempt == run.attempt]
     newest = max((status.generation for status in ours), default=0)
@@ -198,13 +197,13 @@ def adopt_regrouped(services: Services, run: RunRecord, statuses: Sequence[Attem
     services.runs.change(
         run.run_id, lambda old: replace(old, state="running", message="", hint="", ended_s=None)
     )
-    text = f"{show_list(train)} went on meanwhile, so the run is not resumed. Nothing to do."
+    text = f"{show_list(train)} continued meanwhile, so the run is not resumed. Nothing to do."
     services.runs.add_event(run.run_id, "recovery", text)
     return True
 
 
 def record_election(services: Services, run: RunRecord, plan: ElectionPlan) -> None:
-    """Record what the nodes of a run have done about its losses, once its attempt is stored."""
+    """Record the recovery by a run's own nodes, once its attempt is stored."""
     known = {loss.attempt for loss in services.recoveries.of_run(run.run_id) if loss.resumed_s}
     following = [*(loss.attempt for loss in plan.losses[1:]), run.attempt]
     for loss, resumed in zip(plan.losses, following, strict=True):
@@ -219,7 +218,7 @@ def record_election(services: Services, run: RunRecord, plan: ElectionPlan) -> N
                     state="resumed",
                     resumed_s=loss.resumed_s,
                     resumed_attempt=resumed,
-                    # Nodes of an earlier version said it of the last one alone.
+                    # Nodes with an earlier version have a reason only for the last loss.
                     reason=loss.reason or (plan.reason if resumed == run.attempt else ""),
                 )
             )

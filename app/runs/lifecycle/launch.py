@@ -1,10 +1,10 @@
 """Start a run: check the nodes, send what is missing, then launch on all nodes at once.
 
-What can refuse a run is asked first: until then it has no id and leaves no trace. Then its id is
-recorded and announced, before anything large is sent, and from there on the run stays: what goes
-wrong makes it `failed`, with the reason, and it can be resumed. The intent is in the store before
-any node is asked to launch, so that a master that dies half-way leaves a run that the next one can
-judge. When one node cannot launch, the others are stopped again.
+Checks that can refuse a run come first: until then it has no id and leaves no trace. Then its id is
+recorded and announced, before anything large is sent, and from then on the run stays: a failure
+makes it `failed`, with the reason, and it can be resumed. The intent is stored before any node is
+asked to launch, so that a master that dies halfway leaves a run that the next one can judge. If one
+node cannot launch, the others are stopped again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from app.runs.inputs.run_inputs import (
     send_inputs,
 )
 from app.runs.inputs.shared_inputs import record_places
-from app.runs.lifecycle.confirmation import CONFIRM_S, confirm_launch, saying_it_goes_on
+from app.runs.lifecycle.confirmation import CONFIRM_S, confirm_launch, keeping_launch_alive
 from app.runs.lifecycle.election import plan_election
 from app.runs.lifecycle.rivals import START_LOCK, find_rival, require_no_launch, withdraw
 from app.runs.nodes.attempt_status import stop_parts
@@ -59,7 +59,7 @@ from app.runs.services import LaunchForecast, Services
 from app.storage.runs import AttemptRecord, RunRecord
 from app.text import show_list
 
-# Without 0, 1, i, l and o, which are misread when a person types an id.
+# Without 0, 1, i, l and o, which are misread when typing an id.
 _ID_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
@@ -80,13 +80,13 @@ async def start_run(
     Args:
         services: stores and nodes.
         spec: run to start.
-        announced: called with the id once nothing refuses the run, before anything is sent.
-        report: called with a sentence on each stage.
+        announced: callback with the id after all checks, before anything is sent.
+        report: callback with a sentence on each stage.
 
     Raises:
-        UserError: it cannot be started. Nothing is left behind before the id is announced, nor
-            where another run took a node meanwhile; else the run is `failed` later, and no part of
-            it is left on any node.
+        UserError: it cannot be started. Before the id is announced, or if another run took a node
+            meanwhile, no trace is left; else the run becomes `failed`, and no part of it is left
+            on any node.
     """
     nodes = choose_nodes(spec, services.pool.names())
     require_supported(spec)
@@ -107,6 +107,7 @@ async def start_run(
         created_s=time.time(),
     )
     with contextlib.ExitStack() as claim:
+        # Check and entry under one lock: two starts at once must not both find the nodes free.
         with locked(services.paths.home / START_LOCK):
             require_no_launch(services, plan.nodes)
             claim.enter_context(services.launching(run.run_id))
@@ -114,7 +115,7 @@ async def start_run(
         announced(run.run_id)
         try:
             folders = await send_inputs(services, plan.nodes, inputs, report, plan)
-        # A start that is cancelled must not look as if it went on, hence not only Exception.
+        # BaseException: a cancelled start must not look as if it continued.
         except BaseException as error:
             _fail(services, run, error, "started", "start")
             raise
@@ -127,7 +128,7 @@ async def start_run(
             if rival is None:
                 raise
             await withdraw(services, run.run_id, plan.nodes)
-    # Once the launch is no longer claimed: the lock is a file in that folder.
+    # After the launch claim, whose lock is a file in that folder.
     services.remove_folder(run.run_id)
     raise rival
 
@@ -148,11 +149,11 @@ async def launch(
     """
     runs = services.runs
     master = plan.endpoints[plan.nodes[0]]
-    # Ranks meet at rank 0, and only its node knows which of its ports are free.
+    # Only the node of rank 0, where the ranks connect, knows its free ports.
     port = (await services.pool.agent(plan.nodes[0]).ask(ChoosePort(address=master.address))).port
     credential = await asyncio.to_thread(make_credential)
     endpoints = {node: plan.endpoints[node] for node in plan.nodes}
-    # Nodes that have only the files of their layers cannot take over those of a lost one.
+    # Nodes with only the files of their own layers cannot take over those of a lost node.
     is_divided = any(folders[node].has_parts for node in plan.nodes)
     election = None if is_divided else await plan_election(services, run, endpoints)
     record_intent(services, run, plan, inputs, resume_step)
@@ -181,18 +182,18 @@ async def launch(
         ]
         await _launch_everywhere(services, run, intents)
     except BaseException as error:
-        # Shielded: a cancelled launch must still stop the parts that did start.
+        # Shielded: a cancelled launch must still stop the parts that have started.
         await asyncio.shield(_abort(services, run, plan.nodes, error))
         raise
     runs.move(run.run_id, run.attempt, "running", "", "")
-    if runs.get(run.run_id).stop_asked:  # a person pressed Stop in the meantime
+    if runs.get(run.run_id).stop_asked:  # the user pressed Stop meanwhile
         grace_s = services.settings.number("stop_grace_s")
         await stop_parts(services.pool, plan.nodes, run.run_id, run.attempt, grace_s)
 
 
 def _advise(services: Services, spec: RunSpec, plan: LaunchPlan) -> list[str]:
     """Return a sentence on each setting that is allowed but probably not intended."""
-    # Imported on use: commands that do not start a run begin sooner.
+    # Late: commands that do not start a run begin sooner.
     from app.runfile.advice import advise
 
     devices = [place.device for place in plan.ranks]
@@ -213,7 +214,7 @@ def _advise_builds(plan: LaunchPlan) -> list[str]:
 
 
 def _builds(plan: LaunchPlan) -> dict[str, str]:
-    """Return the build of torch of each node with GPUs that takes part, as far as it is known."""
+    """Return the known build of torch of each node with GPUs that takes part."""
     used = {place.node for place in plan.ranks if place.device != "cpu"}
     return {name: one for name, one in tried_builds(plan.facts).items() if name in used}
 
@@ -221,20 +222,20 @@ def _builds(plan: LaunchPlan) -> dict[str, str]:
 def record_intent(
     services: Services, run: RunRecord, plan: LaunchPlan, inputs: Inputs, resume_step: int | None
 ) -> None:
-    """Store what is about to be launched, before any node is asked.
+    """Store the launch before any node is asked.
 
     Raises:
-        UserError: a person has stopped the run since `run` was read.
+        UserError: the user has stopped the run since `run` was read.
     """
 
     def claim(old: RunRecord) -> RunRecord:
-        # A stopped run that is stopped again keeps its state, and gets another message.
+        # A stopped run that is stopped again keeps its state, but gets another message.
         if (old.state, old.message) != (run.state, run.message):
             raise UserError(
                 f"run {run.run_id} is {old.state} meanwhile, and is not launched",
                 f"Resume it: rackless runs resume {run.run_id}",
             )
-        # At once with the check: a stop that comes later finds an active run.
+        # In one step with the check, so that a later stop finds an active run.
         return replace(old, attempt=run.attempt, nodes=plan.nodes, state="launching", ended_s=None)
 
     services.runs.change(run.run_id, claim)
@@ -258,10 +259,8 @@ def record_intent(
 
 
 def _store_forecast(services: Services, run: RunRecord, found: LaunchForecast) -> None:
-    """Store the forecast of this attempt, to compare it with what the attempt measures.
-
-    A start uses every node that the run file allows; where fewer would be faster, an event says so.
-    """
+    """Store the forecast of this attempt, to compare it with the measured speed."""
+    # A start uses every node that the run file allows; an event says if fewer would be faster.
     if found.forecast is not None:
         services.planning.save_forecast(run.run_id, run.attempt, to_wire(found.forecast))
     for text in found.advice:
@@ -307,10 +306,10 @@ def _environ(plan: LaunchPlan) -> dict[str, str]:
     ranks = plan.ranks
     if all(place.device == "cpu" for place in ranks):
         return {}
-    # By default CUDA numbers the fastest card first, NVML by slot: `cuda:0` must mean one card.
+    # By default CUDA numbers the fastest card first, NVML by slot; both have to name the same card.
     environ = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    # NCCL has no CPU tensors, and refuses two ranks on one GPU and two versions of itself, as two
-    # builds of torch have them; Gloo does all of that, more slowly.
+    # NCCL has no CPU tensors, and refuses two ranks on one GPU and different NCCL versions, which
+    # come with different builds of torch. Gloo supports all of that, more slowly.
     mixed = any(place.device == "cpu" for place in ranks)
     needs_gloo = mixed or shares_a_gpu(ranks) or len(set(_builds(plan).values())) > 1
     return {**environ, "RACKLESS_BACKEND": "gloo"} if needs_gloo else environ
@@ -320,7 +319,7 @@ async def _launch_everywhere(
     services: Services, run: RunRecord, intents: Sequence[AttemptIntent]
 ) -> None:
     pool, nodes = services.pool, [intent.node for intent in intents]
-    async with saying_it_goes_on(pool, nodes, run.run_id, run.attempt):
+    async with keeping_launch_alive(pool, nodes, run.run_id, run.attempt):
         # All answers are awaited before one is raised: `_abort` must not race with a launch.
         answers = await asyncio.gather(
             *(pool.agent(intent.node).ask(LaunchAttempt(intent=intent)) for intent in intents),
@@ -353,7 +352,7 @@ async def _abort(
 
 
 def _fail(services: Services, run: RunRecord, error: BaseException, done: str, action: str) -> None:
-    """Record why a run whose id is known could not be `done`; a resume tries the action again."""
+    """Record why an announced run could not be `done`; a resume tries the action again."""
     again = f"Resume it: rackless runs resume {run.run_id}"
     if isinstance(error, UserError):
         message, hint = f"could not be {done}: {error.message}", error.hint or again

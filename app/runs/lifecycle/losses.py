@@ -1,4 +1,4 @@
-"""Record that a run lost a rank or a node, and let a person take its recovery back."""
+"""Record the loss of a rank or a node, and let the user cancel its recovery."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from app.storage.runs import RunRecord
 def note_loss(
     services: Services, run: RunRecord, cause: EndCause, step: int | None, reason: str
 ) -> bool:
-    """Record the failed end of the run's attempt; return whether it is to be recovered.
+    """Record the failed end of the run's attempt; return True if it will be recovered.
 
     Args:
         services: stores and nodes.
-        run: run as it was before the end.
-        cause: what ended the attempt.
+        run: run before the end.
+        cause: cause of the attempt's end.
         step: newest step in any rank's heartbeat.
-        reason: sentence on what ended it.
+        reason: cause as a sentence.
     """
     from app.runs.recovery import find_obstacle  # lists of runs do not need it
 
-    # Read again: a person may have stopped it while its nodes were asked.
+    # Read again: the user may have stopped it while its nodes were asked.
     stop_asked = services.runs.get(run.run_id).stop_asked
     losses = services.recoveries.of_run(run.run_id)
-    # The run had trained without the nodes that joined, whatever failed with them.
+    # The run trained without the nodes that joined, so any failure is theirs.
     is_join = find_failed_join(losses, run.attempt) is not None
     obstacle = find_obstacle(
         run.spec,
@@ -49,7 +49,7 @@ def note_loss(
         reason=reason,
     )
     if services.recoveries.is_pending(run.run_id):
-        # A recovery that was cut off while it launched: the loss before it is still the one.
+        # A recovery was interrupted during its launch: its loss is still the current one.
         if obstacle is None or cause == "unlaunched":
             return True
         services.recoveries.close(run.run_id, "left")
@@ -58,7 +58,7 @@ def note_loss(
 
 
 def hint_of_loss(run_id: str) -> str:
-    """Return what to do about a run that waits for its recovery."""
+    """Return the hint for a run that waits for its recovery."""
     return (
         "It is resumed automatically while the window or `rackless watch` is open. At once: "
         f"rackless runs resume {run_id}. Not at all: rackless runs stop {run_id}"
@@ -66,9 +66,9 @@ def hint_of_loss(run_id: str) -> str:
 
 
 def cancel_recovery(services: Services, run_id: str) -> bool:
-    """Take back the permission to resume a run automatically; return whether it was to be.
+    """Cancel the pending automatic resume; return True if there was one.
 
-    A resume that is under way, also a person's own, ends before it launches anything.
+    A resume in progress, even the user's own, ends before it launches anything.
     """
     was_pending = services.recoveries.close(run_id, "cancelled")
     run = services.runs.get(run_id)
@@ -77,7 +77,7 @@ def cancel_recovery(services: Services, run_id: str) -> bool:
         return was_pending
     if not was_pending and not services.is_launching(run_id):
         return False
-    message = f"{run.message}; a person stopped it before it was resumed".lstrip("; ")
+    message = f"{run.message}; the user stopped it before it was resumed".lstrip("; ")
     services.runs.move(
         run_id, run.attempt, "stopped", message, f"Resume it: rackless runs resume {run_id}"
     )

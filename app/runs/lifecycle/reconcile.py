@@ -1,8 +1,8 @@
-"""Reconcile the stored runs with what the nodes report, once per call.
+"""Reconcile the stored runs with the reports of the nodes, once per call.
 
-This is how a run is found again after its master was killed, how the runs of a lost database come
-back, how attempts are recorded that nodes have started themselves, and how a zombie (an old attempt
-on a node that returns) is stopped.
+This finds a run again after its master was killed, restores the runs of a lost database, records
+attempts that nodes have started themselves, and stops zombies (old attempts on a node that
+returns).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 # A zombie has nothing worth saving: the run has continued elsewhere.
 ZOMBIE_GRACE_S = 5.0
 LOSS_GRACE_S = 20.0
-"""Time for the ranks that survive a loss to save what they hold, in seconds."""
-# Time for the request to arrive; the node then stops its part without us.
+"""Time for the ranks that survive a loss to save their state, in seconds."""
+# Time for the request to arrive; the node then stops its part without the master.
 STOP_REQUEST_S = 2.0
 _EVENT_KINDS: dict[RunState, RunEventKind] = {"failed": "failed", "interrupted": "interrupted"}
 
@@ -64,7 +64,7 @@ async def reconcile_run(services: Services, run_id: str) -> None:
     # Parts that this process has not launched yet would look lost.
     if services.is_launching(run_id):
         return
-    # Stored but neither launched nor being launched: its master died before the intent.
+    # Stored, but neither launched nor being launched: its master died before the intent.
     if run.state == "created":
         services.runs.move(
             run_id,
@@ -80,20 +80,20 @@ async def reconcile_run(services: Services, run_id: str) -> None:
     services.runs.refresh(run_id)
     services.runs.save_progress(run_id)
     lost_after_s = services.settings.number("lost_after_s")
-    # A single query does not show for how long a node has been silent, but the others' heartbeats
-    # show for how long they have waited for it.
+    # A single query does not show how long a node has been silent, but the others' heartbeats show
+    # how long they have waited for it.
     patient = tuple(p if p.answers else replace(p, silent_s=lost_after_s) for p in parts)
     await apply_judgement(services, run, patient, idle_s(parts))
 
 
 async def refresh_run(services: Services, run_id: str) -> None:
-    """Reconcile a run, and take over what its own nodes have done since."""
+    """Reconcile a run, and adopt newer attempts or regroupings of its own nodes."""
     await reconcile_run(services, run_id)
     await adopt_newer(services, services.runs.get(run_id))
 
 
 def end_unsafe(services: Services, run: RunRecord) -> bool:
-    """End a stored run whose names lead out of our folder; return whether it is one."""
+    """End a stored run whose names lead out of our folder; return True if it is such a run."""
     unsafe = services.runs.why_unsafe(run)
     if unsafe is not None:
         services.runs.move(run.run_id, run.attempt, "failed", unsafe.message, unsafe.hint)
@@ -116,7 +116,8 @@ async def apply_judgement(
             await _close(services, run, parts, verdict)
     elif may_move(run.state, verdict.state):
         if verdict.state == "running":
-            # Its launcher could not, or died: all parts exist, so nothing is left to wait for.
+            # Its launcher could not confirm, or died. All parts exist, so there is nothing to wait
+            # for.
             await confirm_parts(services.pool, parts, run.run_id, run.attempt)
         services.runs.move(run.run_id, run.attempt, verdict.state, verdict.message, verdict.hint)
     return verdict
@@ -158,7 +159,7 @@ async def sync_run(
 
 
 async def sync_attempts(services: Services, run: RunRecord) -> None:
-    """Fetch what is missing here of every attempt, also of one that ran while we were away."""
+    """Fetch the missing bytes of every attempt, including those that ran unwatched."""
     await sync_run(services, run, run.nodes)
     known = services.pool.names()
     for attempt in services.runs.store.attempts(run.run_id):
@@ -169,10 +170,10 @@ async def sync_attempts(services: Services, run: RunRecord) -> None:
 
 
 async def _repeat_stop(services: Services, run: RunRecord, parts: Sequence[RunPart]) -> None:
-    """Repeat a stop request: the master that got it may have died before it reached all nodes."""
+    """Repeat a stop request: its master may have died before it reached all nodes."""
     unaware = [p.node for p in parts if p.active and p.status and p.status.state != "stopping"]
     grace_s = services.settings.number("stop_grace_s")
-    # The node keeps stopping once it has read the request, so nobody has to wait for its answer.
+    # The node continues to stop once it has read the request, so its answer is not needed.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(STOP_REQUEST_S):
             await stop_parts(services.pool, unaware, run.run_id, run.attempt, grace_s)
@@ -181,25 +182,26 @@ async def _repeat_stop(services: Services, run: RunRecord, parts: Sequence[RunPa
 async def _close(
     services: Services, run: RunRecord, parts: Sequence[RunPart], verdict: StateJudgement
 ) -> None:
-    """Store the end of an attempt, after its journals have been fetched to the last byte."""
+    """Store the end of an attempt, after fetching its journals to the last byte."""
     is_shared = any(part.status is not None and part.status.election for part in parts)
     if is_shared and await adopt_newer(services, run):
         return
     await sync_run(services, run, [part.node for part in parts if part.answers])
     services.runs.refresh(run.run_id)
     message, hint = verdict.message, verdict.hint
-    # Before the move, so that a stop which then finds an ended run finds its loss too.
+    # Before the move, so that a stop that then finds an ended run also finds its loss.
     is_loss = verdict.state in ("failed", "interrupted")
     step = newest_step(parts)
     if is_loss and note_loss(services, run, verdict.cause, step, verdict.message):
         hint = hint_of_loss(run.run_id)
     elif verdict.state == "stopped" and services.recoveries.is_pending(run.run_id):
-        text = "stopped at a checkpoint so that nodes can join; it goes on by itself"
+        text = "stopped at a checkpoint so that nodes can join; it continues automatically"
         message, hint = f"{text}. {message}".rstrip(". "), hint_of_loss(run.run_id)
     elif is_loss:
         await close_parts(services, run)
     moved = services.runs.move(run.run_id, run.attempt, verdict.state, message, hint)
-    # Several masters may see the same end: the one that stored it learns from it and reports it.
+    # Several masters may see the same end: only the one that stored it learns from it and reports
+    # it.
     if moved:
         services.hooks.learn(services.runs.get(run.run_id))
     if moved and verdict.message:
@@ -211,7 +213,7 @@ async def _close(
 
 
 async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Ask nodes for all their attempts, add unknown runs, stop zombies; return silent nodes."""
+    """Ask nodes for all attempts, add unknown runs, stop zombies; return silent nodes."""
     answers = await list_attempts(services.pool, nodes)
     found: dict[str, list[AttemptStatus]] = {}
     for node, attempts in answers.items():
@@ -219,7 +221,7 @@ async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, .
             # The node's name in an old intent may differ from its name here.
             found.setdefault(status.run_id, []).append(replace(status, node=node))
     for run_id, statuses in found.items():
-        # One that cannot be stored must not keep the others from being found.
+        # A run that cannot be stored must not hide the others.
         try:
             await _adopt(services, run_id, statuses)
         except RacklessError as error:
@@ -228,9 +230,9 @@ async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, .
 
 
 async def adopt_newer(services: Services, run: RunRecord) -> bool:
-    """Take over what the run's own nodes have done since: started another attempt, or regrouped.
+    """Adopt a newer attempt, or a regrouping, that the run's own nodes have started.
 
-    Returns whether they have.
+    Returns True if there was one.
     """
     known = set(services.pool.names())
     answers = await list_attempts(services.pool, [node for node in run.nodes if node in known])
@@ -256,7 +258,7 @@ async def _adopt(services: Services, run_id: str, statuses: list[AttemptStatus])
     run = runs.store.get(run_id)
     if run is None:
         run = _add_found(services, run_id, [s for s in statuses if s.attempt == newest])
-    # Another master has resumed the run since.
+    # Another master has resumed the run.
     elif newest > run.attempt and not services.is_launching(run_id):
         _adopt_attempt(services, run, [s for s in statuses if s.attempt == newest])
         run = runs.get(run_id)
@@ -296,7 +298,7 @@ def _add_found(services: Services, run_id: str, newest: list[AttemptStatus]) -> 
 
 
 def _find_end(statuses: Sequence[AttemptStatus]) -> float | None:
-    """Return when an attempt ended on its last node; None: it has not, or nobody knows."""
+    """Return the end of an attempt on its last node, or None if it has not ended or is unknown."""
     ends_s = [status.ended_s for status in statuses]
     known_s = [end_s for end_s in ends_s if end_s is not None]
     return max(known_s) if known_s and len(known_s) == len(ends_s) else None
@@ -316,13 +318,13 @@ def _describe_found(services: Services, run_id: str, newest: Sequence[AttemptSta
 
 
 def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatus]) -> None:
-    """Store a newer attempt, which another master or the run's own nodes have launched."""
+    """Store a newer attempt that another master or the run's own nodes have launched."""
     ranks = next((status.all_ranks for status in newest if status.all_ranks), ())
     nodes = tuple(dict.fromkeys(place.node for place in ranks)) or run.nodes
     plan = find_self_started(services, newest)
     if plan is None:
         services.recoveries.forget_earlier(run.run_id, "replaced")
-    # A guess that the reconciliation after it corrects.
+    # A guess, corrected by the following reconciliation.
     state: RunState = "running"
     services.runs.change(
         run.run_id,
@@ -332,7 +334,7 @@ def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatu
     )
     adopted = services.runs.get(run.run_id)
     earlier = services.runs.store.attempts(run.run_id)
-    # Its nodes go on with what this master has sent, so it is this master's as before.
+    # Its nodes continue with this master's inputs, so the run stays this master's.
     inputs = next((one.inputs for one in earlier if one.inputs), {}) if plan is not None else {}
     _save_attempt(services, adopted, newest, inputs)
     if plan is not None:
@@ -346,8 +348,8 @@ def _save_attempt(
     inputs: dict[str, Any] | None = None,
 ) -> None:
     services.runs.store.save_attempt(
-        # Without inputs, by which a found attempt is known; but one that this master has launched
-        # before it lost its database is still its own.
+        # Found attempts are recognised by missing inputs; but one that this master launched before
+        # it lost its database is still its own.
         AttemptRecord(
             run_id=run.run_id,
             attempt=run.attempt,
@@ -363,7 +365,7 @@ def _save_attempt(
 async def _mirror_all(
     services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]
 ) -> None:
-    """Fetch the journals of every attempt that the nodes still have, ended ones too."""
+    """Fetch the journals of every attempt on the nodes, including ended ones."""
     for status in statuses:
         mirror = services.runs.mirror(run.run_id, status.attempt, status.node)
         agent = services.pool.agent(status.node)
@@ -388,16 +390,16 @@ async def _end_zombies(
             f"attempt {status.attempt} was still running on {status.node}; it is stopped",
         )
         await stop_parts(services.pool, [status.node], run.run_id, status.attempt, ZOMBIE_GRACE_S)
-    # A node that was cut off waits for the others, which have gone on.
+    # A node that was cut off waits for the others, which have continued without it.
     await close_replaced(services, run, statuses)
 
 
 async def _end_deleted(services: Services, run_id: str, statuses: Sequence[AttemptStatus]) -> None:
-    # No grace: there is nothing to save, as the checkpoints are deleted next.
+    # Without grace: there is nothing to save, as the checkpoints are deleted next.
     for status in active_attempts(statuses):
         await stop_parts(services.pool, [status.node], run_id, status.attempt, 0.0)
     for node in {status.node for status in statuses}:
         try:
             await services.pool.agent(node).ask(DeleteRun(run_id=run_id))
-        except RacklessError as error:  # it is tried again when the node comes online again
+        except RacklessError as error:  # tried again when the node is back online
             _log.warning("run %s could not be deleted on %s: %s", run_id, node, error)

@@ -1,11 +1,11 @@
-"""Resume a run that lost a rank or a node, without a person.
+"""Resume a run that lost a rank or a node, without the user.
 
-Whoever watches the run does it: the window, `rackless watch`, or a command with `--watch`. It is
-the resume of a person in every respect: older attempts are fenced and stopped, the newest intact
-checkpoint that can be reached is copied, and the run is planned again on its nodes that answer.
-Two processes of one home that watch the same run exclude each other by the lock of a launch;
-another master only watches, since it did not launch the run. The nodes of the run wait while a
-master says that it recovers it (`election`).
+The process that watches the run does it: the window, `rackless watch`, or a command with `--watch`.
+It equals a resume by the user: older attempts are fenced and stopped, the newest intact checkpoint
+within reach is copied, and the run is planned again on its nodes that answer. Two processes of one
+home that watch the same run exclude each other by the launch lock; another master only watches,
+since it did not launch the run. The nodes of the run wait while a master says that it recovers it
+(`election`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ POLL_INTERVAL_S = 0.5
 
 
 async def recover_run(services: Services, run_id: str) -> bool:
-    """Resume a run as soon as its pending loss may be recovered; return whether it is active.
+    """Resume a run as soon as its pending loss may be recovered; return True if it is active.
 
-    Returns False at once when no loss of the run is pending, and as soon as a person stops the run
-    or a limit is reached.
+    Returns False at once if the run has no pending loss, and as soon as the user stops the run or a
+    limit is reached.
     """
     run = services.runs.store.get(run_id)
     if run is None:
@@ -52,7 +52,7 @@ async def recover_run(services: Services, run_id: str) -> bool:
 
 
 class _Recovery:
-    """Recovery of one loss: what was refused, and which wait was reported."""
+    """Recovery of one loss, with its refusals and the last reported wait."""
 
     def __init__(self, services: Services, run_id: str) -> None:
         self._services = services
@@ -61,7 +61,7 @@ class _Recovery:
         self._waits_for = ""
 
     async def advance(self) -> bool | None:
-        """Do what is due; return whether the run is active, or None while nobody knows yet."""
+        """Take the next step; return True if the run is active, None if undecided."""
         services, run_id = self._services, self._run_id
         run = services.runs.store.get(run_id)
         if run is not None and run.state in ACTIVE_STATES:
@@ -69,9 +69,9 @@ class _Recovery:
         if run is None or not services.recoveries.is_pending(run_id):
             return False
         if run.state not in RESUMABLE_STATES:
-            services.recoveries.withdraw(run_id)  # done before it stopped for nodes to join
+            services.recoveries.withdraw(run_id)  # finished before it could stop for joining nodes
             return False
-        if services.is_launching(run_id):  # by a person, or another process of this home
+        if services.is_launching(run_id):  # by the user, or another process of this home
             return None
         now_s = time.time()
         losses = services.recoveries.of_run(run_id)
@@ -96,13 +96,13 @@ class _Recovery:
             )
 
     async def _try_resume(self) -> None:
-        """Resume the run, or note why that is not possible now."""
+        """Resume the run, or record why that is not possible now."""
         services, run_id = self._services, self._run_id
         if not self._refusals.count:
             text = "resuming automatically on the nodes that answer"
             services.runs.add_event(run_id, "recovery", text)
         try:
-            # A node that could not join once must not keep the others waiting.
+            # A node that failed to join once must not keep the others waiting.
             how = Automatic(may_join=not self._refusals.count)
             await reconcile_run(services, run_id)
             await resume_run(services, run_id, automatic=how)
@@ -126,9 +126,9 @@ class _Recovery:
 
 
 def _report_resume(services: Services, run: RunRecord) -> None:
-    """Report where the run was resumed, how long after its loss, and what it repeats."""
+    """Report where the run was resumed, how long after its loss, and the repeated steps."""
     one = find_interruption(services, run.run_id, run.attempt)
-    if one is None or one.resumed_s is None:  # a person resumed it meanwhile
+    if one is None or one.resumed_s is None:  # the user resumed it meanwhile
         return
     without = f", without {show_list(one.without)}" if one.without else ""
     since_s = one.began_s if one.kind == "rejoin" else one.noticed_s
@@ -143,7 +143,7 @@ def _report_resume(services: Services, run: RunRecord) -> None:
 
 
 async def report_cost(services: Services, run_id: str, attempt: int) -> None:
-    """Report what a loss has cost, once attempt `attempt`, which recovered it, has done a step."""
+    """Report the cost of a loss, once the recovering attempt `attempt` has done a step."""
     while True:
         one = find_interruption(services, run_id, attempt)
         if one is None or one.state != "resumed":
@@ -151,7 +151,7 @@ async def report_cost(services: Services, run_id: str, attempt: int) -> None:
         if one.cost_s is not None:
             break
         await asyncio.sleep(POLL_INTERVAL_S)
-    # One of several processes that watch the run reports it.
+    # Only one of the processes that watch the run reports it.
     if services.recoveries.mark_recovered(run_id, attempt):
         first = services.runs.history(run_id).attempt(attempt).first
         since = f" since step {first.step}" if first is not None else ""
@@ -174,7 +174,7 @@ async def _give_up(services: Services, run: RunRecord, reason: str) -> None:
         lambda old: replace(
             old,
             message=f"{old.message.rstrip('.')}; {text}".lstrip("; "),
-            hint="Look for the cause in the events and logs, then resume it: "
+            hint="Find the cause in the events and logs, then resume it: "
             f"rackless runs resume {run.run_id}",
         ),
     )

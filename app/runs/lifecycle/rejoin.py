@@ -1,9 +1,9 @@
-"""Let nodes that came back join a run again, at a checkpoint that the run is asked for.
+"""Let nodes that came back join a run again, at a requested checkpoint.
 
-Whoever watches the run does it. What the nodes lack is sent while training goes on. Then a rejoin
-is stored as the permission to resume, as a loss is: a person's stop takes it away, and another
-process of this home goes on with it if this one ends. The run stops as by a person, with a
-checkpoint of its newest step, and `recovery` resumes it on all of its nodes.
+The process that watches the run does it. Files that the nodes lack are sent while training
+continues. Then a rejoin is stored as the permission to resume, like a loss: a stop by the user
+cancels it, and another process of this home continues it if this one ends. The run stops as if by
+the user, with a checkpoint of its newest step, and `recovery` resumes it on all of its nodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POLL_INTERVAL_S = 1.0
 async def rejoin_nodes(services: Services, run_id: str, attempt: int) -> None:
     """Watch for nodes that can join attempt `attempt`, and stop it at a checkpoint for them.
 
-    Returns once it has stopped; ends by being cancelled when the attempt ends otherwise.
+    Returns once it has stopped; is cancelled if the attempt ends otherwise.
     """
     fit_since_s: dict[str, float] = {}
     while True:
@@ -44,7 +44,7 @@ async def rejoin_nodes(services: Services, run_id: str, attempt: int) -> None:
             if run.attempt != attempt:
                 return
             if _is_promised(services, run):
-                await _stop(services, run)  # another process was cut off before it did
+                await _stop(services, run)  # another process ended before it did
                 return
             steady = await _find_steady(services, run, fit_since_s)
             if steady and await _stop_for(services, run, steady):
@@ -52,10 +52,8 @@ async def rejoin_nodes(services: Services, run_id: str, attempt: int) -> None:
 
 
 def _is_promised(services: Services, run: RunRecord) -> bool:
-    """Return whether nodes are to join this attempt.
-
-    A loss of an older attempt is pending too, while a process of this home launches this one.
-    """
+    """Return True if nodes are to join this attempt."""
+    # While a process launches this attempt, a loss of an older attempt may be pending, too.
     return any(
         (loss.attempt, loss.cause, loss.state) == (run.attempt, REJOIN, "pending")
         for loss in services.recoveries.of_run(run.run_id)
@@ -65,8 +63,8 @@ def _is_promised(services: Services, run: RunRecord) -> bool:
 async def _find_steady(
     services: Services, run: RunRecord, fit_since_s: dict[str, float]
 ) -> tuple[str, ...]:
-    """Return the nodes that may join now; `fit_since_s` keeps since when each has been fit."""
-    # Nodes whose ranks were lost, while the others train on in this attempt, may come back too.
+    """Return the nodes that may join now; `fit_since_s` has the time since each has been fit."""
+    # Nodes whose ranks were lost in this attempt, while the others train on, may come back, too.
     training = services.runs.history(run.run_id).attempt(run.attempt).members or run.nodes
     absent = find_absent(run.spec, training, services.pool.names())
     is_open = run.state == "running" and not run.stop_asked and services.runs.is_ours(run)
@@ -84,10 +82,10 @@ async def _find_steady(
 
 
 def _is_time(services: Services, run: RunRecord) -> bool:
-    """Return whether the run can save what it has trained, and nodes may join by now."""
+    """Return True if the run can save its progress, and nodes may join by now."""
     history = services.runs.history(run.run_id).attempt(run.attempt)
     first, saved = history.first, max(history.checkpoints, default=0)
-    # A start that is under way would load everything twice before the run trains again.
+    # A run that is still starting would load everything twice before it trains again.
     if first is None or max(history.failed_saves, default=0) > saved:
         return False
     launched = next(
@@ -103,11 +101,11 @@ def _is_time(services: Services, run: RunRecord) -> bool:
 
 
 async def _stop_for(services: Services, run: RunRecord, nodes: Sequence[str]) -> bool:
-    """Stop the run so that `nodes` can join; return False if somebody else does or has ended it."""
-    # While training goes on: a model may take minutes.
+    """Stop the run so that `nodes` can join; return False if another process does, or it ended."""
+    # While training continues: sending a model may take minutes.
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     plan = await _plan_with(services, run, nodes)
-    # Of a divided model the other nodes may need files that those which join have had so far.
+    # In a divided model, other nodes may need files of layers that the joining nodes take over.
     await send_inputs(services, plan.nodes if plan is not None else nodes, inputs, plan=plan)
     now = services.runs.get(run.run_id)
     if (now.state, now.attempt, now.stop_asked) != ("running", run.attempt, False):
@@ -123,16 +121,16 @@ async def _stop_for(services: Services, run: RunRecord, nodes: Sequence[str]) ->
         state="pending",
         reason=reason,
     )
-    # Of several processes that watch the run, one stores it.
+    # Only one of the processes that watch the run stores it.
     if services.recoveries.add(rejoin):
-        text = f"{reason}: the run saves a checkpoint, stops, and goes on with all of its nodes"
+        text = f"{reason}: the run saves a checkpoint, stops, and continues with all of its nodes"
         services.runs.add_event(run.run_id, "recovery", text)
     await _stop(services, run)
     return True
 
 
 async def _plan_with(services: Services, run: RunRecord, nodes: Sequence[str]) -> LaunchPlan | None:
-    """Return the plan of the run with `nodes`; None: the resume will say why there is none."""
+    """Return the plan of the run with `nodes`, or None; the resume will report the reason."""
     order = services.pool.names() if run.spec.nodes == "all" else run.spec.nodes
     every = [node for node in order if node in (*run.nodes, *nodes)]
     try:
@@ -140,7 +138,7 @@ async def _plan_with(services: Services, run: RunRecord, nodes: Sequence[str]) -
             *(services.pool.agent(node).ask(ReadFacts()) for node in every)
         )
         facts = dict(zip(every, answers, strict=True))
-        # Not `plan_launch`, for which the nodes of a run that trains are busy.
+        # Not `plan_launch`, which refuses the busy nodes of a training run.
         plan = LaunchPlan(ranks=place_ranks(facts), endpoints={}, pythons={}, facts=facts)
         return await add_forecast(services, replace(run.spec, shares=None), plan)
     except UserError:

@@ -1,9 +1,9 @@
 """Resume a run from its newest intact checkpoint, on the same nodes or on others.
 
-The order matters. First what is left of the old attempt may save what it holds and ends; then the
-new attempt number is raised as a fence on every node that answers, so that an old attempt can no
-longer commit a checkpoint; then leftovers that came back meanwhile are stopped; then a checkpoint
-is chosen and copied where it is missing; only then is anything launched.
+The order matters. First the remains of the old attempt may save their state and end; then the new
+attempt number is raised as a fence on every node that answers, so that an old attempt can no longer
+commit a checkpoint; then leftovers that came back meanwhile are stopped; then a checkpoint is
+chosen and copied to the nodes that lack it; only then is anything launched.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ LEFTOVER_GRACE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Automatic:
-    """How a resume that no person asked for differs."""
+    """Options of a resume that the user did not request."""
 
     may_join: bool = True
-    """Whether it takes nodes that the lost attempt did not have."""
+    """True if it may use nodes that the lost attempt did not have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """Settings that are others from a resume on; None: as before."""
+    """Settings that change with a resume; None to keep them."""
 
     learning_rate: float | None = None
     """Rate before warm-up and decay."""
     parallel: Parallel | None = None
-    """Way to spread the run over GPUs."""
+    """Parallelism mode."""
 
 
 _UNCHANGED = Changes()
@@ -84,13 +84,13 @@ async def resume_run(
         services: stores and nodes.
         run_id: run to resume.
         checkpoint: step to resume from; None for the newest intact one.
-        nodes: nodes to use; None for those of the last attempt that answer.
+        nodes: nodes to use; None for the answering nodes of the last attempt.
         verify_steps: resume from a checkpoint with this many logged steps after it, and compare
-            them with what the new attempt computes; None to compare nothing.
-        report: called with a sentence on each stage.
-        changes: settings that are others from now on.
-        automatic: given where no person asked for it: then a pending loss has to allow it, also
-            just before the launch, and an attempt of another master is left alone.
+            them with the steps of the new attempt; None to compare nothing.
+        report: callback with a sentence on each stage.
+        changes: settings that change from now on.
+        automatic: options of a resume without the user: a pending loss must allow it, also just
+            before the launch, and an attempt of another master is left alone.
 
     Raises:
         UserError: the run is active or done, no node answers, the checkpoint is missing, too few
@@ -117,7 +117,8 @@ async def resume_run(
         step, void = await prepare_checkpoint(
             services, run_id, checkpoint, plan.nodes, tuple(team.seen), verify_steps
         )
-        # It repeats these steps in any case; at another rate, their losses differ.
+        # An automatic resume repeats these steps anyway; at another rate, their losses would
+        # differ.
         if automatic is not None and step is not None and changes.learning_rate is None:
             verify_steps = count_logged(services, run_id, step)
         replay = None
@@ -136,13 +137,13 @@ async def resume_run(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Team:
-    """Nodes of the next attempt, and what the others had when they were asked."""
+    """Nodes of the next attempt, and the attempts on all nodes."""
 
     nodes: tuple[str, ...]
     seen: Mapping[str, tuple[AttemptStatus, ...]]
     """Attempts on each node that answers and can take part."""
     is_shared: bool
-    """Whether the nodes of the run may recover it as well, so that a majority has to agree."""
+    """True if the nodes of the run may recover it as well, so that a majority has to agree."""
 
 
 async def _choose_team(
@@ -174,8 +175,8 @@ async def _choose_team(
 
 
 async def _end_earlier(services: Services, run: RunRecord, team: _Team) -> int:
-    """End what is left of earlier attempts, and return the number of the next one."""
-    # Before the fence, behind which they could not save any more.
+    """End the remains of earlier attempts, and return the number of the next one."""
+    # Before the fence, behind which they could no longer save.
     await _stop_leftovers(services, run.run_id, team.seen, LOSS_GRACE_S, at_loss=True)
     claimed = run.attempt + 1
     if team.is_shared:
@@ -191,7 +192,7 @@ async def _end_earlier(services: Services, run: RunRecord, team: _Team) -> int:
 async def _plan(services: Services, run: RunRecord, spec: RunSpec, team: _Team) -> LaunchPlan:
     """Return the plan of the next attempt with its forecast."""
     # Shares belong to ranks by position, and other nodes may have another number of ranks: plan
-    # without them, and keep them only where the count still fits.
+    # without shares, and keep them only if the count still fits.
     plan = await plan_launch(services, replace(spec, shares=None), team.nodes, run.run_id)
     if team.is_shared:
         require_majority(run, plan.nodes)
@@ -208,9 +209,9 @@ def _choose_spec(spec: RunSpec, nodes: tuple[str, ...] | None, changes: Changes)
 
     Raises:
         UsageError: a node is named twice, the learning rate is out of range, or the settings
-            exclude that way to spread the run.
+            exclude that parallelism mode.
     """
-    # Nodes that a person names are those of the run; the others do not rejoin.
+    # Nodes that the user names replace those of the run; the others do not rejoin.
     asked: tuple[tuple[str, Any, str], ...] = (
         ("nodes", nodes, "Name each node that is to train once."),
         ("learning_rate", changes.learning_rate, "Give a lower rate than before."),
@@ -227,13 +228,13 @@ def _choose_spec(spec: RunSpec, nodes: tuple[str, ...] | None, changes: Changes)
 
 
 def _choose_rate(services: Services, run: RunRecord) -> float | None:
-    """Return half the learning rate where the run diverged; None: it stays."""
+    """Return half the learning rate after a divergence, else None to keep it."""
     losses = services.recoveries.of_run(run.run_id)
     return run.spec.learning_rate / 2 if losses and losses[-1].cause == "diverged" else None
 
 
 def _report_changes(services: Services, run: RunRecord, spec: RunSpec, step: int) -> None:
-    """Write events of the settings that are others from a step on."""
+    """Add events for the settings that change from a step on."""
     texts = []
     if spec.learning_rate != run.spec.learning_rate:
         rates = f"{spec.learning_rate:g} instead of {run.spec.learning_rate:g}"
@@ -267,7 +268,7 @@ def _read_resumable(services: Services, run_id: str) -> RunRecord:
 
 
 def _require_pending(services: Services, run_id: str) -> None:
-    """Raise UserError if a person has stopped the run since its loss."""
+    """Raise UserError if the user has stopped the run since its loss."""
     if not services.recoveries.is_pending(run_id):
         raise UserError(
             f"run {run_id} was stopped, so it is not resumed automatically",
@@ -288,21 +289,22 @@ def _require_not_resumed(services: Services, run: RunRecord, ours: Sequence[Atte
                 f"Stop it there: rackless runs stop {run.run_id} --node {status.node}",
             )
     if adopt_regrouped(services, run, ours):
-        raise UserError(f"run {run.run_id} goes on already")
+        raise UserError(f"run {run.run_id} is already running")
 
 
 async def _choose_automatically(
     services: Services, run: RunRecord, answering: Sequence[str], how: Automatic
 ) -> tuple[str, ...]:
-    """Return the nodes of the attempt that was lost that answer, and those that can join now.
+    """Return the answering nodes of the lost attempt, and those that can join now.
 
     Raises:
-        UserError: there are none, or a person has stopped the run.
+        UserError: there are no such nodes, or the user has stopped the run.
     """
-    _require_pending(services, run.run_id)  # again, since nodes were asked meanwhile
+    _require_pending(services, run.run_id)  # again: asking the nodes took time
     losses = services.recoveries.of_run(run.run_id)
     lost = losses[-1].attempt
     join = find_failed_join(losses, lost) if losses[-1].cause != REJOIN else None
+    # Blame the joining nodes: return to the attempt that trained without them.
     if join is not None:
         lost, how = join.attempt, Automatic(may_join=False)
     attempts = services.runs.store.attempts(run.run_id)
@@ -313,7 +315,7 @@ async def _choose_automatically(
     joining = await find_fit(services, absent, run.run_id)
     if not joining:
         return await _require_any(services, run, nodes)
-    # In the order of the first start, which decides who has which rank.
+    # In the order of the first start, which decides the ranks.
     order = services.pool.names() if run.spec.nodes == "all" else run.spec.nodes
     return tuple(node for node in order if node in (*nodes, *joining))
 
@@ -323,7 +325,7 @@ async def _leave_out_unusable(
 ) -> tuple[str, ...]:
     """Return the nodes that can take part in the next attempt; an event names each other one.
 
-    One whose disk has failed answers, and would keep the others from going on without it.
+    A node with a failed disk still answers, and would keep the others from continuing without it.
 
     Raises:
         NodeUnreachable: a node is gone again.
@@ -342,12 +344,12 @@ async def _leave_out_unusable(
 
 async def _require_any(services: Services, run: RunRecord, nodes: Sequence[str]) -> tuple[str, ...]:
     if not nodes:
-        # A node that refuses the login or shows another host key says what to do about it.
+        # A node that refuses the login or shows another host key raises an error with its own hint.
         for node in set(run.nodes) & set(services.pool.names()):
             with contextlib.suppress(NodeUnreachable):
                 await services.pool.agent(node).ask(ListAttempts())
         raise UserError(
-            f"none of the run's nodes answers ({show_list(run.nodes)})",
+            f"no node of the run answers ({show_list(run.nodes)})",
             "Turn one on, or name others: rackless runs resume ID --nodes A,B",
         )
     return tuple(nodes)
@@ -369,7 +371,7 @@ async def _raise_fence(
             return attempt
         if is_claimed:
             raise UserError(f"run {run.run_id} is being resumed elsewhere")
-        attempt = newest + 1  # another master has resumed this run before
+        attempt = newest + 1  # another master has resumed this run
 
 
 async def _stop_leftovers(

@@ -1,5 +1,4 @@
-"""Find a checkpoint whose next steps are logged already, so that a resume can be compared with
-them.
+"""Choose a checkpoint with logged steps after it, so that a resume can be compared with them.
 
 Only valid steps count: a resume from an earlier checkpoint makes the steps after it void. They are
 read from the mirrored journals.
@@ -17,10 +16,10 @@ from app.errors import UsageError, UserError
 from app.runs.journals.journal import JournalTail, Line, text_of, whole_of
 from app.runs.services import Services
 
-# A replay repeats training that is already paid for; a wrong state shows in its first step.
+# A replay repeats training that is already done; a wrong state shows in its first step.
 MAX_REPLAYED_STEPS = 1000
 COMPARED_STEPS = 20
-"""Number of repeated steps that an automatic resume compares with what was logged."""
+"""Number of repeated steps that an automatic resume compares with the logged ones."""
 
 
 def require_replayable(num_steps: int) -> None:
@@ -44,17 +43,17 @@ def choose_starts(
     *,
     is_wanted: bool = False,
 ) -> tuple[int, ...]:
-    """Return the steps of those checkpoints that have `num_steps` logged steps after them.
+    """Return the steps of the checkpoints that have `num_steps` logged steps after them.
 
     Args:
         services: stores and nodes.
         run_id: run to resume.
         checkpoints: steps of the available checkpoints.
-        num_steps: logged steps that are needed after one.
-        is_wanted: whether `checkpoints` is the one that a person named; there may be others.
+        num_steps: required number of logged steps after a checkpoint.
+        is_wanted: True if the user named the checkpoint; others may exist.
 
     Raises:
-        UserError: no checkpoint has that many.
+        UserError: no checkpoint has so many.
     """
     logged = {record.step for record in services.runs.history(run_id).steps()}
     following = {start: _count_following(start, logged) for start in checkpoints}
@@ -85,13 +84,13 @@ def _count_following(start: int, logged: Collection[int]) -> int:
 
 
 def count_logged(services: Services, run_id: str, start: int) -> int:
-    """Return how many steps are logged after `start` without a gap, `COMPARED_STEPS` at most."""
+    """Return the number of logged steps after `start` without a gap, at most `COMPARED_STEPS`."""
     logged = {record.step for record in services.runs.history(run_id).steps()}
     return min(_count_following(start, logged), COMPARED_STEPS)
 
 
 def read_replay(services: Services, run_id: str, start: int, num_steps: int) -> Replay:
-    """Return what was logged for the `num_steps` after `start`. Reads whole journals."""
+    """Return the logged values of the `num_steps` after `start`. Reads whole journals."""
     attempt_of = {
         record.step: record.attempt
         for record in services.runs.history(run_id).steps()
@@ -108,14 +107,14 @@ def read_replay(services: Services, run_id: str, start: int, num_steps: int) -> 
 
 
 def read_logged(folder: Path, wanted: Collection[int]) -> list[LoggedStep]:
-    """Return what the mirrored journals of an attempt logged for some steps."""
+    """Return the logged values of some steps from an attempt's mirrored journals."""
     found: dict[int, LoggedStep] = {}
     saved: set[int] = set()
     for path in sorted(folder.glob("*/*")):
         if rank_of_journal(path.name) is None:
             continue
         lines = JournalTail(path).read()
-        # Saving at a loss makes no ranks equal, so a replay need not repeat it.
+        # Saving at a loss does not synchronise the ranks, so a replay need not repeat it.
         together = [line for line in lines if line.get("at_loss") is not True]
         saved.update(_steps_of(together, "checkpoint"))
         for line in lines:
@@ -145,9 +144,7 @@ def _read_step(line: Line, step: int) -> LoggedStep:
 def _find_devices(
     services: Services, run_id: str, attempts: Collection[int]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the devices of these attempts; empty when they ran on different ones, or on fewer
-    after a loss.
-    """
+    """Return the devices of these attempts; empty if they differ, or some were lost."""
     history = services.runs.history(run_id)
     if any(history.attempt(number).lost_ranks for number in attempts):
         return ()

@@ -1,9 +1,9 @@
-"""Two starts at the same nodes at once: one becomes a run, the other leaves nothing behind.
+"""Handle two starts at once on the same nodes: one becomes a run, the other leaves no trace.
 
-Nodes show a run only once it is launched there, which may be minutes after its start, when a model
-is sent first. Until then a second click, or a second window, is refused by the launches that this
-home has under way. A start of another home may still win the devices first; the node then refuses
-ours, and it is withdrawn instead of staying as a run that failed.
+Nodes show a run only once it is launched there, which may be minutes after its start if a model is
+sent first. Until then a second click, or a second window, is refused because of this home's
+launches in progress. A start of another home may still get the devices first; the node then refuses
+ours, which is withdrawn instead of staying as a failed run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from app.runs.foreign import busy_attempts, refuse_busy
 from app.runs.services import Services
 
 START_LOCK = "start.lock"
-"""File in the home whose lock makes the check for other launches and the own entry one action."""
+"""File in the home whose lock makes the check for other launches and the new entry atomic."""
 
 
 def require_no_launch(services: Services, nodes: Sequence[str]) -> None:
-    """Check that no other launch of this home is under way on these nodes.
+    """Check that this home has no other launch in progress on these nodes.
 
     Raises:
-        UserError: one is; the message names it.
+        UserError: it has one; the message names it.
     """
     for run in services.runs.store.all():
         shared = [node for node in nodes if node in run.nodes]
@@ -40,9 +40,9 @@ def require_no_launch(services: Services, nodes: Sequence[str]) -> None:
 
 
 async def find_rival(services: Services, nodes: Sequence[str], run_id: str) -> UserError | None:
-    """Return why these nodes are busy with another run than `run_id`; None: none of them is."""
+    """Return why these nodes are busy with another run than `run_id`, or None if they are not."""
     for node in nodes:
-        with contextlib.suppress(RacklessError):  # a node that is silent names no other run
+        with contextlib.suppress(RacklessError):  # a silent node reports no run
             attempts = (await services.pool.agent(node).ask(ListAttempts())).attempts
             for status in busy_attempts(attempts):
                 if status.run_id != run_id:
@@ -51,9 +51,9 @@ async def find_rival(services: Services, nodes: Sequence[str], run_id: str) -> U
 
 
 async def withdraw(services: Services, run_id: str, nodes: Sequence[str]) -> None:
-    """Remove a start that no node trains, here and on the nodes that took part in it."""
+    """Remove a start that no node trains, here and on its nodes."""
     await asyncio.gather(*(_delete_on(services, node, run_id) for node in nodes))
-    # Its id stays behind, so that a node which missed this deletes it when it answers again.
+    # Its id is remembered, so that a node that missed this deletes the run when it answers again.
     services.runs.forget(run_id)
 
 

@@ -1,4 +1,4 @@
-"""Stop and delete runs, so that nothing is left behind on any node that answers."""
+"""Stop and delete runs, without leftovers on any node that answers."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from app.text import show_duration, show_list
 LAUNCH_TIMEOUT_S = 180.0
 POLL_INTERVAL_S = 0.1
 REPORT_INTERVAL_S = 1.0
-# A node that cannot be asked; what is left there is ended when it can be.
+# Errors of a node that cannot be asked; its part is ended when it answers again.
 _NO_ANSWER = (NodeUnreachable, HostKeyChanged, HostKeyUnknown)
 
 
 async def stop_run(services: Services, run_id: str, report: OnMessage = lambda line: None) -> None:
     """Stop a run: the first call saves a checkpoint, a second call stops at once.
 
-    Returns when no process of the run is left on any node that answers. When no node answers, the
-    second call gives the run up: what still runs is stopped when its node comes back.
+    Returns once no process of the run is left on any node that answers. If no node answers, the
+    second call gives the run up: its processes are stopped when their node comes back.
 
     Args:
         services: stores and nodes.
         run_id: run to stop.
-        report: called with a sentence on what the stop waits for, whenever that changes.
+        report: callback with a sentence on each change of what the stop waits for.
 
     Raises:
-        UserError: the run is not active and has left nothing, or no node of it can be reached.
+        UserError: the run is not active and has no leftovers, or its nodes cannot be reached.
     """
     is_cancelled = cancel_recovery(services, run_id)
     run = services.runs.get(run_id)
@@ -76,7 +76,7 @@ async def stop_run(services: Services, run_id: str, report: OnMessage = lambda l
     silent = [node for node, error in left.items() if isinstance(error, NodeUnreachable)]
     refused = [error for error in left.values() if not isinstance(error, NodeUnreachable)]
     await reconcile_run(services, run_id)
-    # Again: it may have lost a node just before the stop was stored.
+    # Again: the run may have lost a node just before the stop was stored.
     cancel_recovery(services, run_id)
     # Judged first, so that only a run that is still open is reported or given up.
     if len(silent) == len(run.nodes):
@@ -89,7 +89,7 @@ async def stop_run(services: Services, run_id: str, report: OnMessage = lambda l
 async def _reporting(
     pool: NodePool, run: RunRecord, grace_s: float, report: OnMessage
 ) -> AsyncIterator[None]:
-    """OnMessage inside the block what the ranks of a stopping run still do."""
+    """Report inside the block what the ranks of a stopping run still do."""
 
     async def report_on() -> None:
         said = ""
@@ -110,7 +110,7 @@ async def _reporting(
 
 
 def _describe_wait(part: RunPart) -> str:
-    """Return what the ranks of an active part do, or which one stands still."""
+    """Return the activity of an active part's ranks, or the message about one that hangs."""
     status = part.status
     if status is None or status.message:
         return status.message.rstrip(".") if status else ""
@@ -123,11 +123,11 @@ def _describe_wait(part: RunPart) -> str:
 
 
 async def _stop_leftovers(services: Services, run: RunRecord, *, is_needed: bool) -> None:
-    """Stop what a run that has ended has left on any node.
+    """Stop leftovers of an ended run on all nodes.
 
     Raises:
-        UserError: `is_needed`, and nothing is left on the nodes that answer; or something cannot
-            be stopped.
+        UserError: `is_needed`, and the nodes that answer have no leftovers; or one cannot be
+            stopped.
     """
     names = services.pool.names()
     answers = await asyncio.gather(*(_find_left(services, node, run.run_id) for node in names))
@@ -153,7 +153,7 @@ async def _stop_leftovers(services: Services, run: RunRecord, *, is_needed: bool
 
 
 async def _find_left(services: Services, node: str, run_id: str) -> list[int] | None:
-    """Return the attempts of a run that have processes on a node; None: it does not answer."""
+    """Return the attempts of a run with processes on a node, or None if it does not answer."""
     try:
         statuses = (await services.pool.agent(node).ask(ListAttempts())).attempts
     except RacklessError:
@@ -162,7 +162,7 @@ async def _find_left(services: Services, node: str, run_id: str) -> list[int] | 
 
 
 async def _wait_for_launch(services: Services, run_id: str) -> None:
-    """Wait for a launch that is under way: until then some parts do not exist yet."""
+    """Wait for a launch in progress: until its end some parts do not exist yet."""
     for _ in range(int(LAUNCH_TIMEOUT_S / POLL_INTERVAL_S)):
         if not services.is_launching(run_id):
             return
@@ -172,7 +172,7 @@ async def _wait_for_launch(services: Services, run_id: str) -> None:
 def _handle_unreachable(
     services: Services, run_id: str, silent: list[str], *, give_up: bool
 ) -> None:
-    """Report that nothing is known while every node is silent, or give the run up."""
+    """Report that all nodes are silent and the state is unknown, or give the run up."""
     run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
         return
@@ -193,7 +193,7 @@ def _handle_unreachable(
 
 
 def require_unused(services: Services, node: str) -> None:
-    """Check that no active run needs a node.
+    """Check that no active run uses a node.
 
     Raises:
         UserError: a run does; the message names it.
@@ -209,13 +209,13 @@ def require_unused(services: Services, node: str) -> None:
 async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
     """Delete a run with its checkpoints everywhere; return the nodes that cannot be reached.
 
-    They delete it when they come back. What a node still trains of an ended run is stopped.
+    Those delete it when they come back. Remaining processes of an ended run are stopped.
 
     Raises:
         UserError: the run is still active, or is being exported, or a node could not delete it;
             then it stays, and can be deleted again.
     """
-    # A name that a lying node made an older version store: nobody else knows such a run.
+    # An unsafe name that a lying node made an older version store; no other master has such a run.
     if services.runs.has_unsafe_id(run_id):
         services.runs.forget(run_id)
         return ()
@@ -233,7 +233,7 @@ async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
         names = services.pool.names()
         answers = await asyncio.gather(*(_delete_on(services, node, run) for node in names))
         _require_deleted(run_id, dict(zip(names, answers, strict=True)))
-        # Its id stays behind, so that nodes that come back later delete it too.
+        # Its id is remembered, so that nodes that come back later delete it as well.
         services.runs.forget(run_id)
     services.remove_folder(run_id)
     return tuple(

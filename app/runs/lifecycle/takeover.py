@@ -1,8 +1,8 @@
-"""Take a run over from the master that launched it, and notice that another one did so.
+"""Take a run over from the master that launched it, and notice a takeover by another one.
 
-The nodes of a run remember who took it over, so that its first master learns of it at its next
-question and resumes the run no more: two masters that each resume one run would end each other's
-attempts. Nobody takes over unasked.
+The nodes of a run remember who took it over, so its first master learns of it with its next request
+and no longer resumes the run: two masters that both resume a run would end each other's attempts. A
+takeover needs a request by the user.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ async def take_over_run(services: Services, run_id: str) -> None:
     """Make this master the one that resumes the run after losses.
 
     Raises:
-        UserError: it is this master's already, or done, or too few of its nodes can be told.
+        UserError: it is this master's already, or done, or too few of its nodes answer.
     """
     run = services.runs.get(run_id)
     parts = await ask_parts(services.pool, run.nodes, run_id, run.attempt)
@@ -38,8 +38,8 @@ async def take_over_run(services: Services, run_id: str) -> None:
     there = [part.node for part in parts if part.status is not None]
     _require_most(run, there)
     answers = await asyncio.gather(*(_tell(services, run, node) for node in there))
-    told = [node for node, error in zip(there, answers, strict=True) if error is None]
-    _require_most(run, told)
+    informed = [node for node, error in zip(there, answers, strict=True) if error is None]
+    _require_most(run, informed)
     _set_taken(services, run, "here")
     masters = {status.master for status in part_statuses(parts) if status.master}
     before = " and ".join(sorted(describe_master(services, one) for one in masters))
@@ -49,7 +49,7 @@ async def take_over_run(services: Services, run_id: str) -> None:
         f"taken over from {before or 'another master'}: this master resumes it after a loss from "
         "now on",
     )
-    if missed := [node for node in run.nodes if node not in told]:
+    if missed := [node for node in run.nodes if node not in informed]:
         services.runs.add_event(
             run_id, "warning", f"{show_list(missed)} could not be told that the run was taken over"
         )
@@ -58,11 +58,12 @@ async def take_over_run(services: Services, run_id: str) -> None:
 def note_takeover(
     services: Services, run: RunRecord, statuses: Iterable[AttemptStatus]
 ) -> MasterIdentity | None:
-    """Give a run up that another master has taken over; return that master."""
+    """Record that another master has taken the run over; return that master, if any."""
     owners = [s.owner for s in statuses if s.run_id == run.run_id and s.attempt == run.attempt]
     owner = next((one for one in owners if one is not None), None)
     if owner is None or owner == services.identity:
         return None
+    # Recorded once: afterwards the run is no longer ours, and later reports change nothing.
     if services.runs.is_ours(run):
         _set_taken(services, run, "away")
         services.recoveries.close(run.run_id, "replaced")
@@ -92,7 +93,7 @@ def part_statuses(parts: Iterable[RunPart]) -> list[AttemptStatus]:
 
 
 def describe_master(services: Services, master: MasterIdentity) -> str:
-    """Return who that is, as seen from this master."""
+    """Return the user and host of a master, or its home if it is on this PC."""
     ours = services.identity
     if (master.host, master.user) == (ours.host, ours.user):
         return f"your home {master.home}"
@@ -103,9 +104,9 @@ def _require_most(run: RunRecord, nodes: Sequence[str]) -> None:
     """Raise UserError unless these nodes may decide for the run, as in an election."""
     if is_majority(nodes, run.nodes):
         return
-    told = show_list(list(nodes)) if nodes else "none"
+    reached = show_list(list(nodes)) if nodes else "none"
     raise UserError(
-        f"run {run.run_id} cannot be taken over: of {show_list(run.nodes)}, {told} can be told, "
+        f"run {run.run_id} cannot be taken over: of {show_list(run.nodes)}, {reached} can be told, "
         "and its first master may still resume it on the others",
         "Try again once most of them answer.",
     )

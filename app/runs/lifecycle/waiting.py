@@ -31,7 +31,7 @@ async def wait_for_journal(
     Args:
         services: stores and nodes.
         run: run whose newest attempt is watched.
-        find: returns the result, or None to wait on.
+        find: returns the result, or None to continue waiting.
         timeout_s: maximum time without a new step, after which None is returned.
 
     Raises:
@@ -41,12 +41,13 @@ async def wait_for_journal(
     newest: StepRecord | None = None
     while True:
         now = services.runs.get(run.run_id)
-        # Before the journals are fetched: the last entries of a run that has ended then count.
+        # Read before the journals are fetched, so that the last entries of an ended run still
+        # count.
         is_over = now.attempt != run.attempt or now.state not in ACTIVE_STATES
         await sync_run(services, run, run.nodes)
         services.runs.refresh(run.run_id)
         attempt = services.runs.history(run.run_id).attempt(run.attempt)
-        # A slow cluster is not a dead one: every new step starts the timeout again.
+        # A slow cluster is not a dead one: each new step restarts the timeout.
         if attempt.newest is not newest:
             newest, moved_s = attempt.newest, time.monotonic()
         found = find(attempt)

@@ -3,8 +3,8 @@
 One task per node streams its journals; one loop judges the run about once a second. Several
 processes may watch the same run: mirrors only grow, and all processes reach the same judgement.
 
-A disk of this PC that is full, or refuses, is one warning and ends nothing: the nodes keep logs and
-journals, and what could not be stored is tried again until there is room.
+A full or failing disk of this PC causes one warning and ends nothing: the nodes keep logs and
+journals, and storing is retried until there is room.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from app.runs.run import RunPart
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 
-# Bounds the load on listeners: a small model makes hundreds of steps a second.
+# Limits the load on listeners: a small model makes hundreds of steps per second.
 PUBLISH_INTERVAL_S = 0.1
 JUDGE_INTERVAL_S = 1.0
-# Progress is stored only for lists of runs that are not watched; each save is an fsync.
+# Progress is stored only for lists of unwatched runs; each save costs an fsync.
 SAVE_INTERVAL_S = 10.0
 RETRY_S = 1.0
 ABSENCE_S = 15.0
-"""Gap between two questions to the nodes that shows that this PC or process itself was paused, in
-seconds; questions time out after three."""
+"""Gap between two queries of the nodes that shows that this PC or process itself was paused, in
+seconds; queries time out after three."""
 
 
 class RunWatch:
-    """Watches the newest attempt of one run."""
+    """Watch of the newest attempt of one run."""
 
     def __init__(self, services: Services, run: RunRecord, events: EventHub) -> None:
         self._services = services
@@ -50,7 +50,7 @@ class RunWatch:
         self._parts = {node: RunPart(node=node, silent_s=0.0) for node in run.nodes}
         self._news = asyncio.Event()
         self._silent_since_s: dict[str, float] = {}
-        # Questions to nodes that are not answered yet.
+        # Pending queries of nodes.
         self._asked: dict[str, asyncio.Task[RunPart]] = {}
         self._kept_s: dict[str, float] = {}
         self._warned: set[str] = set()
@@ -60,7 +60,7 @@ class RunWatch:
         run = self._services.runs.store.get(self._run_id)
         if run is not None and end_unsafe(self._services, run):
             return
-        # A failure in any task ends the watch; otherwise the judgement alone ends it.
+        # A failure in any task ends the watch; otherwise only the judgement ends it.
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._follow(node)) for node in self._nodes]
             tasks.append(group.create_task(self._publish_news()))
@@ -82,7 +82,7 @@ class RunWatch:
                 self._events.publish(LogArrived(self._run_id, self._attempt, stream, offset, data))
 
         while True:
-            # Whether a silent node is lost is judged elsewhere; here it is only tried again.
+            # The judgement decides if a silent node is lost; here it is only retried.
             with contextlib.suppress(RacklessError), self._warning(MirrorBlocked):
                 agent = self._services.pool.agent(node)
                 await follow_part(agent, mirror, self._run_id, self._attempt, written)
@@ -92,7 +92,7 @@ class RunWatch:
         saved_s = time.monotonic()
         while True:
             await self._news.wait()
-            # Cleared before reading: bytes that arrive during it set the event again.
+            # Cleared before reading, so that bytes that arrive during it set the event again.
             self._news.clear()
             self._services.runs.refresh(self._run_id)
             if time.monotonic() - saved_s > SAVE_INTERVAL_S:
@@ -106,7 +106,7 @@ class RunWatch:
     async def _judge_until_end(self, group: asyncio.TaskGroup) -> None:
         asked_s = time.monotonic()
         while True:
-            # A PC that slept has not seen its nodes silent for that long.
+            # A PC that slept has not observed its nodes' silence for that long.
             if time.monotonic() - asked_s > ABSENCE_S:
                 self._silent_since_s.clear()
             asked_s = time.monotonic()
@@ -123,28 +123,26 @@ class RunWatch:
 
     @contextlib.contextmanager
     def _warning(self, kind: type[UserError]) -> Iterator[None]:
-        """Publish an error of the block as a warning, the same one once; go on after the block."""
+        """Publish an error of the block as a warning, each one only once, and continue after it."""
         try:
             yield
         except kind as error:
             text = describe_error(error)
             if text not in self._warned:
                 self._warned.add(text)
-                # Published alone: a full disk takes no event either.
+                # Only published, since a full disk cannot store an event.
                 event = RunEvent(
                     run_id=self._run_id,
                     time_s=time.time(),
                     severity="warning",
                     kind="warning",
-                    text=f"{text} Training goes on, and this is tried again.",
+                    text=f"{text} Training continues, and this is tried again.",
                 )
                 self._events.publish(RunEventArrived(event))
 
     async def _ask_all(self, group: asyncio.TaskGroup) -> tuple[RunPart, ...]:
-        """Query all nodes; those that were silent before delay nothing, they answer when they do.
-
-        Else the end of a run that has lost a node would be noticed seconds later.
-        """
+        """Query all nodes; those that were silent before are not awaited."""
+        # Otherwise the end of a run that has lost a node would be noticed seconds later.
         for node in self._nodes:
             if node not in self._asked:
                 self._asked[node] = group.create_task(self._ask(node))
@@ -174,7 +172,7 @@ class RunWatch:
         return RunPart(node=node, silent_s=now_s - since_s)
 
     async def _keep(self, part: RunPart) -> None:
-        """Tell a node now and then that this master recovers the run, so that its nodes do not."""
+        """Tell a node at intervals that this master recovers the run, so that its nodes do not."""
         now_s = time.monotonic()
         is_due = now_s - self._kept_s.get(part.node, -math.inf) >= keep_interval_s(self._services)
         if is_due and part.status is not None and part.status.election is not None:

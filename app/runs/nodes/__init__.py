@@ -1,1 +1,1 @@
-"""Nodes as runs use them."""
+"""Access of runs to nodes."""

@@ -14,17 +14,17 @@ from app.runs.run import RunPart
 
 ACTIVE = frozenset({"starting", "running", "stopping"})
 SILENT_WAIT_S = 2.0
-"""Time for the answer of a node that did not answer last time, in seconds, unless the others need
-longer: a connection to a PC that is off takes many seconds to fail."""
+"""Minimum wait for a node that was silent last time, in seconds; a connection to a PC that is off
+takes many seconds to fail."""
 
 
 async def ask_part(pool: NodePool, node: str, run_id: str, attempt: int) -> RunPart:
-    """Return the status of a node's part; a node that cannot be reached counts as silent."""
+    """Return the status of a node's part; an unreachable node counts as silent."""
     began_s = time.monotonic()
     try:
         status = await pool.agent(node).ask(ReadAttempt(run_id=run_id, attempt=attempt))
-    # An answer that fails inside the agent says no more than none, nor does a PC that our SSH
-    # refuses: the run there may be as well as ever.
+    # An error inside the agent says no more than silence, and neither does a PC that refuses our
+    # SSH: the run there may be fine.
     except (NodeUnreachable, AgentBug, *REFUSALS):
         return RunPart(node=node, silent_s=time.monotonic() - began_s)
     except UserError:
@@ -44,7 +44,9 @@ async def ask_parts(
 async def list_attempts(
     pool: NodePool, nodes: Iterable[str]
 ) -> dict[str, tuple[AttemptStatus, ...]]:
-    """Return the attempts on each node that answers; one that was silent before delays nothing."""
+    """Return the attempts on each node that answers; nodes that were silent before delay
+    nothing.
+    """
     asked = {node: asyncio.create_task(_list_on(pool, node)) for node in nodes}
     began_s = time.monotonic()
     awaited = [task for node, task in asked.items() if not pool.is_unreachable(node)]
@@ -52,7 +54,7 @@ async def list_attempts(
         if awaited:
             await asyncio.wait(awaited)
         if asked:
-            # Where all PCs are slow, such a one gets as long again as the others took.
+            # If all PCs are slow, a silent one gets as much time again as the others took.
             await asyncio.wait(
                 asked.values(), timeout=max(SILENT_WAIT_S, time.monotonic() - began_s)
             )
@@ -93,7 +95,7 @@ async def stop_parts(
 async def _stop_part(
     pool: NodePool, node: str, run_id: str, attempt: int, grace_s: float, *, at_loss: bool
 ) -> RacklessError | None:
-    # `agent` would raise UserError, which callers take for a refusal by a node.
+    # `agent` would raise UserError, which callers would take for the node's refusal.
     if node not in pool.names():
         return NodeUnreachable(f"node {node} was removed", "Add it again to stop its part.")
     try:
@@ -106,9 +108,10 @@ async def _stop_part(
 
 
 def idle_s(parts: Iterable[RunPart]) -> float:
-    """Return the time since any active rank finished a step; 0 while a rank loads or saves.
+    """Return the time since any active rank finished a step, in seconds; 0 while a rank loads or
+    saves.
 
-    Read from the ranks' heartbeats: in phase `training` only the training loop writes them.
+    Read from the ranks' heartbeats, which only the training loop writes in phase `training`.
     """
     ages = []
     for part in parts:
@@ -135,7 +138,7 @@ def newest_step(parts: Iterable[RunPart]) -> int | None:
 
 
 def active_attempts(statuses: Iterable[AttemptStatus]) -> tuple[AttemptStatus, ...]:
-    """Return the attempts that have processes, also those that lost their supervisor."""
+    """Return the attempts with processes, including those that lost their supervisor."""
     return tuple(
         status
         for status in statuses

@@ -1,4 +1,4 @@
-"""Adapter that gives `app.runs` the fleet of `app.nodes` as a `NodePool`."""
+"""Adapter that makes the fleet of `app.nodes` a `NodePool` for `app.runs`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FleetPool:
-    """The fleet, with what is known of files and links."""
+    """The fleet, with stored hashes of files and rates of links."""
 
     def __init__(self, fleet: Fleet, hashes: HashStore, planning: PlanningStore) -> None:
         self._fleet = fleet
@@ -38,7 +38,7 @@ class FleetPool:
         return self._fleet.snapshot(name).state == "unreachable"
 
     async def push(self, name: str, source: Source, progress: BytesProgress | None = None) -> str:
-        # Imported on use, here and below: commands that copy nothing start sooner.
+        # Late, here and below: commands that copy nothing start sooner.
         from app.nodes.files.transfer import push
 
         wish = await self._wish(name, source)
@@ -70,7 +70,7 @@ class FleetPool:
 
         if source.destination is None or source.root is None:
             raise UserError(f"{source.value} is not on this PC", "Give its path on this PC.")
-        # A file that cannot be read is reported by the transfer itself.
+        # An unreadable file is reported by the transfer itself.
         replaced = {}
         with contextlib.suppress(OSError):
             replaced = await asyncio.to_thread(source.read_cleaned)

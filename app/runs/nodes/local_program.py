@@ -1,4 +1,4 @@
-"""Run a program of the training environment on this PC, in a process of its own."""
+"""Run a program of the training environment on this PC, in a separate process."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from app.progress import OnMessage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """How a program ended."""
+    """End of a program."""
 
     code: int
-    """Exit code; negative: the signal that ended it."""
+    """Exit code; negative for the signal that ended it."""
     report: bytes
-    """Content of the file that it writes at its end; empty: it wrote none."""
+    """Content of its report file; empty if it wrote none."""
     failed: dict[str, Any] | None
-    """Its last line of kind `failed`; None: there is none."""
+    """Its last line of kind `failed`, or None."""
     last_error: str
     """Last line on stderr."""
 
 
 async def run_program(module: str, job: dict[str, Any], home: Path, report: OnMessage) -> Ended:
-    """Run `agents.program MODULE JOB REPORT` with our own Python, and with the hub's token.
+    """Run `agents.program MODULE JOB REPORT` with our own Python and the hub's token.
 
     Args:
         module: name of the module.
-        job: its job, as plain values.
-        home: of this master.
-        report: called with the message of each line of kind `progress`.
+        job: job of the program, as plain values.
+        home: folder of this master.
+        report: callback with the message of each line of kind `progress`.
     """
     with tempfile.TemporaryDirectory(prefix="rackless-program-") as name:
         folder = Path(name)
@@ -63,7 +63,7 @@ async def run_program(module: str, job: dict[str, Any], home: Path, report: OnMe
 
 
 def _environ(home: Path) -> dict[str, str]:
-    # Absolute: the program works in a folder of its own.
+    # Absolute, since the program works in another folder.
     place = {"RACKLESS_AGENT_HOME": str(home.absolute())}
     return {**python_environ(environ_with_token(home), *same_source()), **place}
 
@@ -72,10 +72,8 @@ def _environ(home: Path) -> dict[str, str]:
 async def _started(
     module: str, folder: Path, home: Path
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the program inside the block; kill it when the block ends.
-
-    Libraries log to stderr, which goes to a file so that it never breaks one of our lines.
-    """
+    """Run the program inside the block; kill it at the end of the block."""
+    # Libraries log to stderr, which goes to a file so that it cannot break one of our lines.
     with (folder / "stderr").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "agents.program", module),

@@ -1,8 +1,8 @@
-"""Protocols for what runs need from nodes: the seam between `app.runs` and `app.nodes`.
+"""Protocols of nodes for runs: the seam between `app.runs` and `app.nodes`.
 
 They are implemented by `app.nodes.client.NodeClient` and `app.runs.nodes.fleet_pool.FleetPool`;
-tests use fakes that lose nodes and answers on purpose. Every method raises UserError when the
-node refuses, and NodeUnreachable when it cannot be reached.
+tests use fakes that lose nodes and answers on purpose. Every method raises UserError if the node
+refuses, and NodeUnreachable if it cannot be reached.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from app.library.bundles import Source
 from app.progress import OnProgress
 
 BytesProgress = Callable[[int, int], None]
-"""Callback that gets the bytes done and the bytes in total."""
+"""Callback with the bytes done and the bytes in total."""
 OnTransfers = Callable[[Sequence[NodeTransfer]], None]
-"""Callback that gets how far each node is."""
+"""Callback with the progress of each node."""
 
 
 class NodeAgent(Protocol):
-    """One node, as far as runs need it."""
+    """Requests of runs to one node."""
 
     async def ask(self, request: NodeRequest[Answer], progress: OnProgress | None = None) -> Answer:
         """Send a request and return its answer."""
@@ -33,19 +33,19 @@ class NodeAgent(Protocol):
     def follow_streams(
         self, run_id: str, attempt: int, offsets: Mapping[str, int]
     ) -> AsyncIterator[StreamChunk]:
-        """Yield what is appended to the streams of an attempt from `offsets` on."""
+        """Yield the bytes appended to an attempt's streams from `offsets`."""
         ...
 
 
 class NodePool(Protocol):
-    """All nodes, as far as runs need them."""
+    """Access of runs to all nodes."""
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all nodes, in the order in which they were added."""
         ...
 
     def agent(self, name: str) -> NodeAgent:
-        """Return the handle of a node; its methods connect when needed.
+        """Return the handle of a node; its methods connect on demand.
 
         Raises:
             UserError: no such node was added.
@@ -53,7 +53,7 @@ class NodePool(Protocol):
         ...
 
     def is_unreachable(self, name: str) -> bool:
-        """Return whether the node did not answer last time; False before the first contact."""
+        """Return True if the node did not answer last time; False before the first contact."""
         ...
 
     async def push(self, name: str, source: Source, progress: BytesProgress | None = None) -> str:
@@ -63,16 +63,16 @@ class NodePool(Protocol):
     async def share(
         self, wanted: Mapping[str, Sequence[Source]], progress: OnTransfers | None = None
     ) -> tuple[str, ...]:
-        """Bring files that several nodes lack to them, from node to node, before each is pushed.
+        """Distribute files that several nodes lack, from node to node, before each node's `push`.
 
-        Whatever a node does not get, `push` sends it, or says why not.
+        `push` then sends each missing file, or raises the error.
 
         Args:
-            wanted: what each node is to get, by its name.
-            progress: gets how far each node is.
+            wanted: sources for each node, by its name.
+            progress: callback with the progress of each node.
 
         Returns:
-            What a person may want to mend, in sentences.
+            Problems that the user may want to solve, as sentences.
         """
         ...
 
@@ -82,10 +82,10 @@ class NodePool(Protocol):
         """Copy a folder below the agent's home to the new folder `target`, verified by hash.
 
         Args:
-            name: of the node.
-            path: of the folder there.
-            target: of the folder here.
-            expected: files that are known to be in it; a node that offers others is refused.
+            name: name of the node.
+            path: path of the folder there.
+            target: new folder here.
+            expected: files that may be in it; a node that offers others is refused.
         """
         ...
 
@@ -99,6 +99,6 @@ class NodePool(Protocol):
         """Copy a folder below the agent's home from one node to others, verified by hash.
 
         Returns:
-            What a person may want to mend, in sentences.
+            Problems that the user may want to solve, as sentences.
         """
         ...

@@ -340,7 +340,7 @@ def test_a_key_is_taken_back_only_after_a_yes(
         return code, capsys.readouterr().out
 
     assert ask()[0] == 1  # there is no terminal to ask at
-    with pytest.raises(UsageError, match="nobody can be asked"):
+    with pytest.raises(UsageError, match="with --json needs --yes"):
         ask(as_json=True)
     assert core.calls == []
     monkeypatch.setattr(nodes, "confirm", lambda question: asked.append(question) or True)

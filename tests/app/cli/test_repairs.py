@@ -91,7 +91,7 @@ def test_nothing_is_applied_without_a_yes(core: FakeCore) -> None:
 
 def test_json_asks_nobody(core: FakeCore) -> None:
     for words in (("check", "--fix"), ("nodes", "prepare", "alpha")):
-        with pytest.raises(UsageError, match="nobody can be asked"):
+        with pytest.raises(UsageError, match="with --json need --yes"):
             run(core, *words, checks=[(BAD,)], as_json=True)
     _, text = run(core, "check", "--fix", "--yes", checks=[(BAD,)], as_json=True)
     found = json.loads(text)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from app.flows.palette import MAX_FOUND, Entry, find_entries
+from app.flows.palette import MAX_FOUND, PaletteEntry, find_entries
 
 
 def entry(title, group="action", **values):
-    return Entry(title=title, group=group, **values)
+    return PaletteEntry(title=title, group=group, **values)
 
 
 ENTRIES = [

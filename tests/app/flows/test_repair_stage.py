@@ -32,7 +32,7 @@ def failed(**values: object) -> RepairStage:
 @pytest.mark.parametrize(
     ("stage", "apply", "undo", "password", "tone", "says"),
     [
-        (STAGE, False, False, False, "busy", "Looking at a"),
+        (STAGE, False, False, False, "busy", "Checking a"),
         (replace(STAGE, shown=NEEDED), True, False, True, "", ""),
         (replace(STAGE, shown=replace(NEEDED, admin="root")), True, False, False, "", ""),
         (
@@ -41,7 +41,7 @@ def failed(**values: object) -> RepairStage:
         ),
         (
             replace(STAGE, shown=replace(NEEDED, steps=(StepPreview(state="in place"),))),
-            *(False, False, False, "calm", "in place already"),
+            *(False, False, False, "calm", "Already in place"),
         ),
         (replace(DRIVER, waits=True), False, False, False, "warning", "Restart a"),
         (

@@ -153,7 +153,7 @@ async def test_a_login_shell_that_hangs(tmp_path: Path, monkeypatch) -> None:
     async with loopback_node(tmp_path, "pc", "--shell", shell) as server:
         connection = await connect(server, tmp_path / "master")
         began_s = time.monotonic()
-        with pytest.raises(NodeNotReady, match="did not get to our command") as caught:
+        with pytest.raises(NodeNotReady, match="did not start our command") as caught:
             await start_agent(connection, fake_archive(), "pc")
         assert time.monotonic() - began_s < 5
         assert ".bashrc" in caught.value.hint

@@ -70,7 +70,7 @@ async def test_an_address_that_changed_hands_is_told_from_a_stranger(tmp_path: P
     ):
         await fleet.join(Node(name="one", address=address_of(one)), one.fingerprint)
         await fleet.join(Node(name="two", address=address_of(two)), two.fingerprint)
-        with pytest.raises(HostKeyUnknown, match=r"one had another one at .*127\.0\.0\.1"):
+        with pytest.raises(HostKeyUnknown, match=r"one had another at .*127\.0\.0\.1"):
             await fleet.move("one", replace(address_of(two), host="localhost"))
         await asyncio.to_thread(power_cut, one.home)
         taken = await move_server(replace(two, port=one.port), tmp_path, "127.0.0.1")

@@ -49,7 +49,7 @@ async def test_a_key_is_made_copied_verified_and_taken_back(
         assert modes == [0o700, 0o600]
         assert (user / ".ssh" / "id_ed25519").stat().st_mode & 0o777 == 0o600
         assert ".ssh/authorized_keys" in (tmp_path / "pc" / "labelled").read_text()
-        with pytest.raises(UserError, match="lets our key in already"):
+        with pytest.raises(UserError, match="accepts our key already"):
             await copy_key(address, PASSWORD, home=master)
         allowed.write_text("ssh-rsa AAAA other\n" + allowed.read_text() + "ssh-rsa BBBB last\n")
         assert await take_back_key(copied.address, home=master)

@@ -81,7 +81,7 @@ async def test_the_work_goes_first_and_the_password_after_it() -> None:
 @pytest.mark.parametrize(
     ("said", "error", "says"),
     [
-        (b"", UserError, "without a word: sh: out of memory"),
+        (b"", UserError, "without a result: sh: out of memory"),
         (line(failed={"message": "The disk is full.", "hint": "Free"}), UserError, "disk is full"),
         (line(failed={"message": 5}), BadAnswer, "wrong form"),
         (line(changes=[{"number": -1}]), BadAnswer, "wrong form"),

@@ -188,7 +188,7 @@ class LossWithoutMaster(Fault):
         return Expectation(
             named=(
                 ("without this pc", "{node}"),
-                ("{node} was lost", "went on in their processes"),
+                ("{node} was lost", "continued in their processes"),
             ),
             within_s=self.lasts_s + 15.0,
             recovery="recovered",

@@ -145,7 +145,8 @@ def test_what_is_under_way_goes_on_without_the_window_and_can_be_cancelled(busy,
     texts = answer_question("Wait for it")
     busy.window.close()
     assert busy.window.isVisible(), "closing would break it off"
-    assert f"The export of {RUN} stops. Finished files are kept." in texts[1]
+    label = wizard.batch.rows[0].job.label
+    assert f"Exporting {label} stops. Finished files are kept." in texts[1]
     again = open_wizard(busy)
     assert again.batch.rows[0].state == "now"
     press(again, "Cancel export")

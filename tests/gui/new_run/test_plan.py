@@ -16,8 +16,8 @@ from app.flows.new_run_answers import NO, YES
 from app.gui.charts.layer_strip import LayerStrip
 from app.gui.new_run import live_plan
 from app.gui.new_run.data_dialog import DataDialog
-from app.gui.new_run.memory_bar import MemoryBar
 from app.gui.new_run.new_run_dialog import NewRunDialog
+from app.gui.new_run.plan_view import MemoryBar
 from app.presentation.model_text import describe_limits, describe_parts
 from tests.fakes.plans import (
     make_comparison,

@@ -15,7 +15,7 @@ from app.events import NodeRemoved
 from app.gui.kit.primitives import Button
 from app.gui.nodes.add_node_dialog import AddNodeDialog
 from app.gui.repairs.windows_script_dialog import WindowsScriptDialog
-from app.nodes.discovery.candidate import Candidate
+from app.nodes.discovery.candidate import PcCandidate
 from app.provisioning.check_row import make_row
 from tests.fakes.core import FINGERPRINT, PASSWORD, make_node, publish_history
 from tests.gui.stage import answer_question, find_dialog, open_dialog, press
@@ -104,7 +104,7 @@ def test_a_pc_without_our_key_gets_it_with_a_password_that_is_typed_once(empty, 
 
 def test_a_pc_of_the_network_is_found_and_chosen(empty, dialog):
     empty.core.candidates = (
-        Candidate(
+        PcCandidate(
             target="gamer",
             host="100.101.2.3",
             port=22,
@@ -114,7 +114,7 @@ def test_a_pc_of_the_network_is_found_and_chosen(empty, dialog):
             banner="SSH-2.0-OpenSSH_9.6p1",
             overlay="Tailscale",
         ),
-        Candidate(
+        PcCandidate(
             target="10.0.0.9", host="10.0.0.9", port=22, sources=("neighbour",), state="open",
             node="big",
         ),

@@ -150,7 +150,7 @@ def test_closing_waits_for_what_changes_a_node(busy, monkeypatch):
     busy.wait_for(lambda: "Deleting on alpha" in pane.banner.message())
     texts = answer_question("")  # Enter: what is the default waits
     assert not busy.window.close()
-    assert "Repairing beta goes on there" in texts[1]
+    assert "Repairing beta continues there" in texts[1]
     assert "Deleting on alpha stops after the present item" in texts[1]
     release_repair()
     busy.wait_for(lambda: len(busy.bridge.closing_notes()) == 1, "the repair has ended")
@@ -179,7 +179,7 @@ def test_closing_names_an_undo_and_a_set_up_and_can_leave_them(busy, monkeypatch
     hold(busy, monkeypatch, CalibrateNode)
     press(busy.window.nodes, "Measure")  # is done again at will, so nobody is asked about it
     assert busy.bridge.closing_notes() == (
-        "Undoing on beta goes on there; its Changes tab says later what came of it.",
+        "Undoing on beta continues there; its Changes tab shows the outcome.",
     )
     busy.core.delay_s = 60.0
     press(busy.window.nodes, "Set up environment")

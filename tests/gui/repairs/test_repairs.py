@@ -33,7 +33,7 @@ def open_for(stage, check: str) -> RepairDialog:
     press(results, "Fix\u2026")
     found = open_dialog(RepairDialog)
     assert found is not None
-    stage.wait_for(lambda: "Looking at" not in found.banner.message())
+    stage.wait_for(lambda: "Checking" not in found.banner.message())
     return found
 
 

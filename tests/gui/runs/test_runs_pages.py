@@ -24,8 +24,8 @@ from app.events import (
 )
 from app.flows.new_run import list_questions
 from app.flows.new_run_answers import to_spec, usual_answers
-from app.gui.charts.axis import choose_ticks, format_tick
 from app.gui.charts.curves import Curves
+from app.gui.charts.frame import choose_ticks, format_tick
 from app.gui.charts.limits import Limits
 from app.gui.charts.plot import Plot
 from app.gui.export.export_wizard import ExportWizard

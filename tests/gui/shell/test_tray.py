@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from PySide6.QtWidgets import QSystemTrayIcon
 
-from app.gui.shell.tray import Tray
-from app.gui.shell.tray_icon import draw_tray_icon
+from app.gui.shell.tray import Tray, draw_tray_icon
 from app.telemetry.whole import Whole
 from tests.fakes.core import publish_history, running_run
 

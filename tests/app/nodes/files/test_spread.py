@@ -29,7 +29,7 @@ from app.nodes.client import NodeClient
 from app.nodes.credential import make_credential
 from app.nodes.files import chunk_readers, spread, transfer
 from app.nodes.files.chunk_readers import Place
-from app.nodes.files.direct_feed import STALL_S, DirectFeed
+from app.nodes.files.feed import STALL_S, DirectFeed
 from app.nodes.files.member import Member
 from app.nodes.files.spread import spread_local
 from app.nodes.files.spread_state import SpreadReport

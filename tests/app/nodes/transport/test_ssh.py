@@ -21,7 +21,7 @@ from app.errors import (
     UserError,
 )
 from app.nodes.node import SshAddress
-from app.nodes.transport import ssh_login, ssh_offer
+from app.nodes.transport import ssh_login
 from app.nodes.transport.connection import Connection, connect
 from app.nodes.transport.host_keys import HostKeys
 from app.nodes.transport.ssh import SshConnection
@@ -269,11 +269,11 @@ def test_an_offer_that_is_none_is_empty(monkeypatch, answer: bytes | None) -> No
         async with listening(answer) as port:
             opened = socket.create_connection(("127.0.0.1", port))
             opened.setblocking(False)
-            assert await ssh_offer.read_host_key_types(opened) == ()
+            assert await ssh_login.read_host_key_types(opened) == ()
 
-    monkeypatch.setattr(ssh_offer, "OFFER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(ssh_login, "OFFER_TIMEOUT_S", 0.2)
     asyncio.run(run())
-    assert ssh_offer.parse_host_key_types(b"\4\x15" + bytes(40)) == ()
+    assert ssh_login.parse_host_key_types(b"\4\x15" + bytes(40)) == ()
 
 
 def test_a_closed_port(tmp_path: Path) -> None:

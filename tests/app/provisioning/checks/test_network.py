@@ -39,7 +39,7 @@ def pair_of(**changes: Any) -> CheckedGroup:
         ("carriers", {"speed_mbit": 100}, "warn", "could do 1000 Mb/s, but its link runs at 100"),
         ("carriers", {"speed_mbit": 100, "best_speed_mbit": 100}, "warn", "at 100 Mb/s only"),
         ("carriers", {"is_full_duplex": False}, "warn", "half duplex"),
-        ("carriers", {"speed_mbit": None}, "unknown", "does not tell"),
+        ("carriers", {"speed_mbit": None}, "unknown", "does not report"),
         ("errors", {}, "pass", "0 of 1000000"),
         ("errors", {"errors": 19, "packets": 1000}, "pass", "19 of 1000"),
         ("errors", {"errors": 400}, "warn", "damages packets"),
@@ -88,7 +88,7 @@ def test_a_better_network_is_named() -> None:
         (Route(address="10.0.0.2", device="tun0"), "warn", "leave by tun0 (a VPN), not by eth0"),
         (Route(address="10.0.0.2", device="eth0", gateway="10.0.0.9"), "warn", "pass a router"),
         (Route(address="10.0.0.2", device="eth0", mtu=1280), "warn", "packets of 1280 bytes"),
-        (Route(address="10.0.0.2"), "fail", "no way from here to b"),
+        (Route(address="10.0.0.2"), "fail", "no route from here to b"),
     ],
 )
 def test_way_to_another_node(route: Route, status: str, says: str) -> None:
@@ -164,7 +164,7 @@ FAST = {"round_trip_s": 0.0003, "bytes_per_s": 112e6}
         ("b", {"round_trip_s": 0.0003}, "pass", "0.30 ms"),
         ("b", {"failure": "dropped"}, "fail", "a firewall on b drops"),
         ("b", {"failure": "refused"}, "fail", "a firewall on b rejects"),
-        ("b", {"failure": "no_way", "reason": "No route"}, "fail", "no way to b"),
+        ("b", {"failure": "no_way", "reason": "No route"}, "fail", "no route to b"),
         ("b", {"failure": "broke", "reason": "reset"}, "fail", "broke: reset"),
         ("b", {"failure": "stalled"}, "fail", "then nothing passes"),
         ("a", {"failure": "dropped"}, "fail", "its own address 10.0.0.1"),

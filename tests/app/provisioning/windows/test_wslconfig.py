@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.provisioning.windows.wslconfig import Setting, decode, merge, merge_bytes, read_value
+from app.provisioning.windows.wslconfig import WslSetting, decode, merge, merge_bytes, read_value
 
-MIRRORED = Setting(
+MIRRORED = WslSetting(
     section="wsl2", key="networkingMode", value="mirrored", older_sections=("experimental",)
 )
-IDLE = Setting(section="general", key="instanceIdleTimeout", value="-1")
-MEMORY = Setting(section="wsl2", key="memory", value="24GB")
+IDLE = WslSetting(section="general", key="instanceIdleTimeout", value="-1")
+MEMORY = WslSetting(section="wsl2", key="memory", value="24GB")
 ALL = (MIRRORED, IDLE, MEMORY)
 
 lines = st.sampled_from(

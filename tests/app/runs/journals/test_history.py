@@ -213,18 +213,18 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
          "rank 1 stands still"),
         ({"kind": "standing", "message": "Rank 1 has stood still."}, None, "warning",
          "Rank 1 has stood still."),
-        ({"kind": "moving"}, None, "info", "the ranks on alpha go on"),
+        ({"kind": "moving"}, None, "info", "the ranks on alpha continue"),
         ({"kind": "slept", "duration_s": 600.0, "message": "Node b slept."}, None, "warning",
          "Node b slept. Training stood still for these 10 min."),
         ({"kind": "disk", "lacks": "bytes"}, None, "warning",
-         "the disk of alpha is full; training goes on, but its logs may have gaps: free some space "
-         "there"),
+         "the disk of alpha is full; training continues, but its logs may have gaps: free some "
+         "space there"),
         ({"kind": "disk", "lacks": ""}, None, "info", "the disk of alpha has room again"),
         ({"kind": "clock_set", "by_s": -3600.0}, None, "info",
          "the clock of alpha was set back by 1 h"),
         ({"kind": "adopted", "pid": 77, "ranks": [0, 1]}, None, "warning",
-         "the run's supervisor on alpha was killed and replaced by process 77; rank 0 and 1 went "
-         "on meanwhile"),
+         "the run's supervisor on alpha was killed and replaced by process 77; rank 0 and 1 "
+         "continued meanwhile"),
         ({"kind": "rank_exited", "rank": 1, "exit_code": -9}, None, "warning",
          "rank 1 on node alpha was ended by signal 9"),
         ({"kind": "rank_exited", "rank": 1, "exit_code": 3,
@@ -530,8 +530,8 @@ def test_ranks_that_were_lost_count_no_more_once_the_others_have_regrouped(
     journals.add("b", "rank-1.jsonl", {**line, **odd}, {**line, **whole})
     journals.add("c", "rank-2.jsonl", {**line, **whole, "seconds": 1.0})
     assert [event.text for event in history.refresh().events] == [
-        "a was lost; b and c went on in their processes, back after 2.0 s, and no step that was "
-        "done is repeated"
+        "a was lost; b and c continued in their processes, back after 2.0 s, and no completed step "
+        "is repeated"
     ]
     assert history.attempt(1).members == ("b", "c")
     end = {"kind": "rank_exited", "rank": 1, "exit_code": -9, "time_s": 104.0}
@@ -540,7 +540,7 @@ def test_ranks_that_were_lost_count_no_more_once_the_others_have_regrouped(
     journals.add("c", "rank-2.jsonl", {**line, **later, "step": 4})
     told = history.refresh().events[-1].text
     lost = "rank 1 on node b was ended by signal 9 and d and e were lost"
-    assert told.startswith(f"{lost}; c went on")
+    assert told.startswith(f"{lost}; c continued")
     found = make_snapshot(run, places, history)
     assert [rank.state for rank in found.ranks] == ["lost", "saving", "saving"]
     assert (found.phase, found.mfu) == ("saving", pytest.approx(0.1))

@@ -98,7 +98,7 @@ def test_a_minority_is_resumed_by_a_person_alone(
     services: Services, cluster: FakeCluster, interrupted: str
 ) -> None:
     cluster["beta"].reachable = False
-    with pytest.raises(UserError, match="beta and gamma cannot be reached and may go on"):
+    with pytest.raises(UserError, match="beta and gamma cannot be reached and may continue"):
         asyncio.run(resume_run(services, interrupted, automatic=Automatic()))
     assert services.recoveries.pending() == (interrupted,), "it is tried again"
     assert cluster["alpha"].fences.get(interrupted, 0) < 2, "nothing newer was promised"
@@ -169,7 +169,7 @@ def test_nodes_that_went_on_out_of_sight_are_not_stopped_and_resumed(
     assert not any(node.fences for node in cluster.nodes.values())
     assert services.recoveries.pending() == ()
     assert any(
-        text.startswith("alpha and beta went on meanwhile") for text in texts(services, run_id)
+        text.startswith("alpha and beta continued meanwhile") for text in texts(services, run_id)
     )
     asyncio.run(reconcile_run(services, run_id))
     assert services.runs.get(run_id).state == "running", "what gamma says counts no more"

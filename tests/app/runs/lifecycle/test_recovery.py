@@ -200,7 +200,7 @@ def test_three_losses_without_a_step_end_in_a_reason(
         "no longer resumed automatically: it was lost 3 times before its first step without "
         "getting further"
     )
-    assert run.hint.startswith("Look for the cause")
+    assert run.hint.startswith("Find the cause")
     # A person's resume begins to count anew.
     asyncio.run(resume_run(services, run_id))
     assert services.recoveries.of_run(run_id) == ()
@@ -214,7 +214,9 @@ def test_a_resume_that_is_refused_is_tried_until_enough_nodes_answer(
         cluster[name].reachable = False
 
     async def scenario(task: asyncio.Task[None], run_id: str) -> None:
-        await until(lambda: any("not resumed yet: none of" in t for t in texts(services, run_id)))
+        await until(
+            lambda: any("not resumed yet: no node of" in t for t in texts(services, run_id))
+        )
         await asyncio.sleep(0.1)
         cluster["beta"].reachable = True
         await until(lambda: any("alpha and gamma cannot" in t for t in texts(services, run_id)))
@@ -287,7 +289,7 @@ def test_a_stop_before_the_recovery_ends_it(
     assert asyncio.run(recover_run(services, interrupted)) is False
     run = services.runs.get(interrupted)
     assert (run.state, run.attempt) == ("stopped", 1)
-    assert run.message.endswith("a person stopped it before it was resumed")
+    assert run.message.endswith("the user stopped it before it was resumed")
     with pytest.raises(UserError, match="not active"):
         asyncio.run(stop_run(services, interrupted))
 
@@ -454,4 +456,4 @@ def test_a_pause_for_a_hot_gpu_is_part_of_the_story(
     ]
     events = texts(services, run_id)
     assert f"{gpu} has 92 \u00b0C: all ranks pause until it is down to 82 \u00b0C" in events
-    assert "training goes on after a pause of 1 min 5 s for cooling" in events
+    assert "training continues after a pause of 1 min 5 s for cooling" in events

@@ -202,7 +202,9 @@ def test_a_node_that_the_others_went_on_without_joins_as_any_other(
     ]  # fmt: skip
     assert (back.joined, back.step, back.repeated_steps) == (("gamma",), 15, 0)
     (told,) = [text for text in texts(services, run_id) if "in their processes" in text]
-    assert told.startswith(f"{loss.reason}; alpha and beta went on in their processes, back after")
+    assert told.startswith(
+        f"{loss.reason}; alpha and beta continued in their processes, back after"
+    )
     # Steps that fewer ranks have done cannot be repeated to the bit, and teach no forecast.
     assert read_replay(services, run_id, 13, 1).devices == ()
     assert measure_run(services, replace(run, attempt=1)) is None
