@@ -94,7 +94,7 @@ def replaying(executor, recorder=None):
 
 
 def at(part, positions):
-    return compute_module.Part(examples=part.examples, places=part.places, positions=positions)
+    return compute_module.BatchPart(examples=part.examples, places=part.places, positions=positions)
 
 
 @pytest.mark.parametrize("plan", [LayerPlan(), LayerPlan(num_recomputed=1)])
@@ -140,7 +140,7 @@ def test_pairs_of_a_padded_shape_have_the_sums_of_their_own(make, has_table):
     rows = make_part(12, 20, 9, 31, 17, 12).examples
     examples = [Example((*a.segments, *b.segments)) for a, b in zip(*[iter(rows)] * 2, strict=True)]
     for positions in ([4, 2, 9], [5, 6, 7]):
-        part = compute_module.Part(examples=examples, places=[0, 1, 2], positions=positions)
+        part = compute_module.BatchPart(examples=examples, places=[0, 1, 2], positions=positions)
         for one in (plain, executor):
             one.add_gradients(part)
         error = (found.gradients - expected.gradients).abs().max()
