@@ -10,7 +10,7 @@ import pytest
 
 from agents.contract.spec import DataSpec
 from app.library.data import check_form
-from tests.app.library.test_public_layouts import ANSWERED, ASKED, judge
+from tests.agents.shared.data.test_findings import ANSWERED, ASKED, judge
 
 ALPACA = {"instruction": "Who founded Brenford?", "input": "", "output": "Oren Dale."}
 ROWS: dict[str, dict[str, Any]] = {
