@@ -112,7 +112,7 @@ def review(
 def name_paths(answers: new_run_answers.RunAnswers) -> dict[str, str]:
     """Return the model and data that the answers name: key -> path or hub id.
 
-    >>> name_paths({**usual_answers(), "model": " m ", "data.train": "t.jsonl"})
+    >>> name_paths({**new_run_answers.usual_answers(), "model": " m ", "data.train": "t.jsonl"})
     {'model': 'm', 'data.train': 't.jsonl'}
     """
     paths = [key.name for key in run_keys().values() if key.about.names in ("file", "folder")]
@@ -153,7 +153,7 @@ def take_advice(
 ) -> new_run_answers.RunAnswers:
     """Return the answers after following a plan's advice.
 
-    >>> answers = {**usual_answers(), "model": "m"}
+    >>> answers = {**new_run_answers.usual_answers(), "model": "m"}
     >>> take_advice(answers, {"sequence_tokens": 1024, "adapter.kind": "qlora"})["adapter.kind"]
     'qlora'
     """
