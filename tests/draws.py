@@ -19,7 +19,9 @@ def seed(number: int) -> int:
     return 1_000_003 * BASE_SEED + number
 
 
-def random_bytes(num_bytes: int, number: int = 0) -> bytes:
+def random_bytes(num_bytes: int, of: int | str = 0) -> bytes:
+    """Return bytes that differ for each number or name `of`."""
+    number = zlib.crc32(of.encode()) if isinstance(of, str) else of
     return random.Random(seed(number)).randbytes(num_bytes)
 
 

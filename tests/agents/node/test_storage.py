@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import time
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,7 +38,7 @@ def put(home: Home, name: str, age_s: float = 2 * DAY_S, size: int = 64 * KIB) -
     """A folder with one file of random bytes."""
     file = home.path / name / "file"
     file.parent.mkdir(parents=True)
-    file.write_bytes(random_bytes(size, zlib.crc32(name.encode())))
+    file.write_bytes(random_bytes(size, name))
     return age(file.parent, age_s)
 
 

@@ -43,7 +43,7 @@ def make_model(folder: Path, num_chunks: int = 6) -> tuple[list[Place], list[Chu
     folder.mkdir()
     places, files = [], []
     for name, size in (("a", CHUNK_BYTES + 1), ("b", (num_chunks - 2) * CHUNK_BYTES - 5)):
-        (folder / name).write_bytes(random_bytes(size, ord(name)))
+        (folder / name).write_bytes(random_bytes(size, f"{folder.name}/{name}"))
         places.append(Place(root=folder, path=name))
         with (folder / name).open("rb") as file:
             files.append(hash_chunks(file))

@@ -33,7 +33,7 @@ def make_files(root: Path, **sizes: int) -> tuple[FileEntry, ...]:
     for name, size in sizes.items():
         path = root / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = random_bytes(size, len(entries))
+        data = random_bytes(size, f"{root.name}/{name}")
         path.write_bytes(data)
         relative = path.relative_to(root).as_posix()
         digest = hashlib.sha256(data).hexdigest()
