@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from app.core.action import Action, Report, Result, action
 from app.errors import HostKeyUnknown, LoginRefused, RunsPrograms, UserError, describe_error
 from app.flows.node_list import NodeOutcome
-from app.nodes.key_copy import with_key_of
-from app.nodes.node import Node, SshAddress, parse_ssh_target
+from app.nodes.node import Node, SshAddress, parse_ssh_target, with_key_of
 
 if TYPE_CHECKING:
     from app.core.state import CoreState

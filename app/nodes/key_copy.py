@@ -21,7 +21,7 @@ import asyncssh
 
 from app.errors import LoginRefused, UserError
 from app.filelock import locked
-from app.nodes.node import SshAddress
+from app.nodes.node import SshAddress, with_key_of
 from app.nodes.ssh_config import local_user
 from app.nodes.transport.login_keys import expand, load_login_keys
 from app.nodes.transport.ssh import SshConnection, connect_ssh, connect_with_password
@@ -187,17 +187,6 @@ async def copy_key(
         is_new=ours.is_new,
         was_there=state == "present",
     )
-
-
-def with_key_of(address: SshAddress, host: SshAddress) -> SshAddress:
-    """Return the address with the key of `host`, which may be one of its jump hosts."""
-    if host.known_as == address.known_as:
-        return replace(address, key=host.key)
-    jumps = tuple(
-        replace(jump, key=host.key) if hop.known_as == host.known_as else jump
-        for jump, hop in zip(address.jumps, address.hops, strict=False)
-    )
-    return replace(address, jumps=jumps)
 
 
 async def take_back_key(address: SshAddress, *, home: Path) -> bool:

@@ -168,6 +168,17 @@ def check_node_name(name: str) -> None:
         raise UsageError(f"the name {name!r} is reserved", "Choose another name, such as pc-2")
 
 
+def with_key_of(address: SshAddress, host: SshAddress) -> SshAddress:
+    """Return the address with the key of `host`, which may be one of its jump hosts."""
+    if host.known_as == address.known_as:
+        return replace(address, key=host.key)
+    jumps = tuple(
+        replace(jump, key=host.key) if hop.known_as == host.known_as else jump
+        for jump, hop in zip(address.jumps, address.hops, strict=False)
+    )
+    return replace(address, jumps=jumps)
+
+
 def parse_ssh_target(text: str) -> SshTarget:
     """Parse `[USER@]HOST[:PORT]`; an IPv6 address needs brackets when a port follows.
 
