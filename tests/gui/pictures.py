@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
 from agents.contract.spec import DataSpec, RunSpec
 from app.core.library import SaveRecipe
 from app.core.nodes import CheckNodes
+from app.core.repairs import ApplyRepair, ShowRepair
 from app.events import Certificate, PhaseProgress, RankProgress, RunChanged, RunSnapshot
 from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
@@ -156,9 +157,10 @@ def _repaired(stage: Stage) -> QWidget:
 
 
 def _changes(stage: Stage) -> QWidget:
-    repairs, repair = stage.core.repairs, name_own_address("gamma", "192.168.1.27")
-    shown = asyncio.run(repairs.preview("gamma", repair))
-    asyncio.run(repairs.apply("gamma", repair, shown, repairs.password))
+    repair, password = name_own_address("gamma", "192.168.1.27"), stage.core.repairs.password
+    shown = asyncio.run(stage.core.do(ShowRepair(node="gamma", repair=repair)))
+    apply = ApplyRepair(node="gamma", repair=repair, shown=shown, password=password)
+    asyncio.run(stage.core.do(apply))
     page = stage.window.nodes
     page.open_node("gamma")
     stage.window.go_to("nodes")

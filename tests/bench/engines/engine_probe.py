@@ -71,7 +71,8 @@ def run_probed(
     if probe is not None:
         run.Loop = _add_probe(run.Loop, probe)  # type: ignore[misc]
     if micro_tokens is not None:
-        run.choose_setting = _fix_setting(micro_tokens, num_recomputed)  # type: ignore[assignment]
+        fixed = _fix_setting(micro_tokens, num_recomputed)
+        run.autotune.choose_setting = fixed  # type: ignore[assignment]
     if slow_s:
         prepare.build_trained_model = _slow_down(prepare.build_trained_model, slow_s)
     os._exit(main())

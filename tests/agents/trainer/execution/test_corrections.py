@@ -32,7 +32,7 @@ def run_doubted(environ: dict[str, str]) -> None:
         change(tried[0])
         return SettingChoice(setting=tried[0], tried=tried, change=change)
 
-    run.choose_setting = choose_setting
+    run.autotune.choose_setting = choose_setting
     os._exit(main())
 
 
