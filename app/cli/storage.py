@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import TYPE_CHECKING
 
-from app.artifacts.node_storage import FreedStorage
-from app.artifacts.storage_rules import choose, describe_storage
 from app.cli.kit.output import Output, confirm, plain
 from app.core.action import CoreApi
 from app.core.storage import FreeStorage, ReadStorage
 from app.text import count_of, show_bytes, show_moment
+
+if TYPE_CHECKING:
+    from app.artifacts.node_storage import FreedStorage
 
 
 async def show_storage(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
@@ -19,6 +21,9 @@ async def show_storage(core: CoreApi, args: argparse.Namespace, out: Output) -> 
     Raises:
         UserError: the node does not answer, or an item to delete is missing or protected.
     """
+    # On use: a list of nodes, which is declared with this command, needs no artifacts.
+    from app.artifacts.storage_rules import choose, describe_storage
+
     found = await core.do(ReadStorage(node=args.name))
     now_s = time.time()
     rows = [
