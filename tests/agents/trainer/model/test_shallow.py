@@ -61,7 +61,7 @@ def test_layers_that_magnify_rounding_are_no_reason_to_refuse_a_class(monkeypatc
     with torch.no_grad():
         for layer in model.model.layers:
             for parameter in layer.parameters():
-                parameter.mul_(10 if parameter.dim() == 2 else 1)
+                parameter.mul_(14 if parameter.dim() == 2 else 1)
     found = detect(model)
     assert found.flat
     assert not found.limits
