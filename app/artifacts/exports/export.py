@@ -76,9 +76,6 @@ class _ExportWork:
     step: int
     progress: OnProgress
 
-    def tell(self, phase: str, message: str) -> None:
-        self.progress(Progress(phase=phase, message=message))
-
     def folder(self, name: str) -> str:
         return f"runs/{self.run.run_id}/exports/{name}"
 
@@ -129,7 +126,7 @@ async def _make(services: Services, work: _ExportWork, origin: Origin, out: Path
         made = merged
         if work.request.to in METHODS:
             made = await _quantize(services, work, merged, name, origin)
-        work.tell("fetch", f"fetching it from {work.node}")
+        _in_phase(work.progress, "fetch")(f"fetching it from {work.node}")
         try:
             await services.pool.fetch(work.node, made, out)
         finally:
