@@ -40,8 +40,10 @@ class Children:
 
     @property
     def is_busy(self) -> bool:
-        """True while a program runs."""
-        return bool(self._running)
+        """True while a program runs or is being started."""
+        # A program may already work while `_start` still waits for its `exec`.
+        with self._lock:
+            return bool(self._running)
 
     @property
     def is_closed(self) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +87,27 @@ def test_end_all_ends_what_runs_and_starts_nothing_more() -> None:
     assert comes_to_an_end(int(lines[0]))
     with pytest.raises(ExpectedError, match="is shutting down"):
         children.run(["/bin/true"])
+
+
+def test_a_program_whose_start_has_not_returned_counts_as_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    children, popen, starting = Children(), subprocess.Popen, threading.Event()
+
+    def start_slowly(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = popen(*args, **options)
+        starting.set()
+        time.sleep(0.3)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start_slowly)
+    runner = threading.Thread(target=lambda: children.run(["sleep", "60"]))
+    runner.start()
+    assert starting.wait(10)
+    assert children.is_busy
+    children.end_all()
+    runner.join(10)
+    assert not children.is_busy
 
 
 def test_program_that_is_not_there() -> None:

@@ -11,6 +11,7 @@ import time
 import zipfile
 from dataclasses import replace
 from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,8 @@ def test_the_journal_tells_the_whole_story(tmp_path, tiny_model):
         lines = run.journal(rank)
         kinds = [line["kind"] if line["kind"] != "phase" else line["phase"] for line in lines]
         many = ("step", "eval", "checkpoint", "preview")
-        assert [kind for kind in kinds if kind not in many] == [
+        # A phase is told again with its forecast if the other rank has already measured it.
+        assert [kind for kind, _ in groupby(kind for kind in kinds if kind not in many)] == [
             "loading", "imported", "setting", "warmup", "started", "training",
             "saving", "training", "evaluating", "training", "saving", "training",
             "finished", "done",
