@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from agents.contract.mandate import AttemptProof
 from agents.contract.model_cut import ModelCut
 from agents.contract.names import (
     MAX_ATTEMPT,
@@ -226,6 +227,12 @@ class AttemptIntent:
     election: ElectionPlan | None = None
     """How its nodes recover the attempt without a master; None: they do not."""
 
+    proof: AttemptProof | None = None
+    """Proof of who started it; None: a master of an earlier version."""
+    node_seed: str = field(default="", repr=False)
+    """Private key of this node for this attempt, whose public key the mandate has; empty: a master
+    of an earlier version."""
+
     outage_s: float = 60.0
     """Time for which ranks wait for a node that cannot be reached, in seconds."""
     when_hot: HeatRule = "warn"
@@ -340,6 +347,9 @@ class AttemptStatus:
     members: tuple[str, ...] = ()
     """Nodes that train since the last regrouping, in rank order; empty: all nodes of the
     attempt."""
+    proof: AttemptProof | None = None
+    """Proof of who started it; None: a master of an earlier version, or its intent cannot be
+    read."""
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)

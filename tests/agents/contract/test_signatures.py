@@ -6,7 +6,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from agents.shared.signatures import make_seed, public_key, sign, verify
+from agents.contract.signatures import make_seed, public_key, sign, verify
 from tests.draws import random_bytes
 
 
