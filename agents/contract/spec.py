@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from agents.contract.columns import parse_columns
 from agents.contract.key import MAX_COUNT, Key, RunKey, check_limits, keys_of
 from agents.contract.objectives import (
     OBJECTIVES,
@@ -145,7 +146,26 @@ class DataSpec:
     """Columns to read as absent. A column that changes the meaning of a row is refused unless it is
     trained or ignored."""
 
+    columns: Annotated[
+        tuple[str, ...],
+        Key(
+            label="Columns",
+            help="Where the data has other names, separated by commas: instruction=question, "
+            "output=answer.",
+            group=DATA,
+            details="Names are `messages`, `instruction`, `input`, `output`, `system`, `text`, "
+            "`chosen`, `rejected`; `roles.user=customer` names a role of messages. Also as a "
+            "mapping: `{instruction: question, roles: {user: customer}}`. A field of a column is "
+            "`translation.en`.",
+            placeholder="recognized",
+            is_wide=True,
+            is_later=True,
+        ),
+    ] = ()
+    """Columns of the data by the names that a format reads, each as `name=column`."""
+
     def __post_init__(self) -> None:
+        parse_columns(self.columns)
         if not self.train:
             raise ValueError("train is empty; it must name a file or a hub dataset")
         if not all(self.ignore_columns):

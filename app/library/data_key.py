@@ -28,6 +28,8 @@ def make_data_key(spec: RunSpec) -> str:
     ]
     if spec.data.ignore_columns:  # left out if empty, to keep the keys of earlier versions
         parts.append(sorted(spec.data.ignore_columns))
+    if spec.data.columns:
+        parts.append(["columns", *sorted(spec.data.columns)])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

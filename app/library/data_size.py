@@ -194,7 +194,7 @@ def _judge_file(path: Path, judge: RowJudge) -> None:
 def _judged(path: Path, data: bytes, judge: RowJudge) -> Iterator[Any]:
     """Judge and yield the rows at the beginning of a file."""
     read = _READERS.get(path.suffix.lower())
-    judge.begin(path)
+    judge.begin(path, may_wrap=False)  # the readers unwrap by themselves
     for row in read(data.decode("utf-8-sig", "replace")) if read is not None else ():
         judge.add(row)
         yield row

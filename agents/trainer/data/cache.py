@@ -48,7 +48,7 @@ _SOURCES = (
     "tally",
     "tokens",
 )
-_SHARED_SOURCES = ("columns", "files", "findings", "meaning")
+_SHARED_SOURCES = ("columns", "files", "findings", "meaning", "reshape")
 
 
 def load_examples(
@@ -105,6 +105,7 @@ def make_key(
         "words": [tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token],
         "settings": [spec.data.format, spec.objective, spec.sequence_tokens, spec.packing],
         "ignored": sorted(spec.data.ignore_columns),
+        "columns": sorted(spec.data.columns),
         "rules": rules,
         "code": hashlib.sha256(b"\0".join(sources)).hexdigest(),
         "versions": [version("tokenizers"), version("transformers")],
@@ -147,7 +148,10 @@ def _write(
         spec.objective,
         tally,
         ignored=spec.data.ignore_columns,
-        enforce=rules > 1,
+        columns=spec.data.columns,
+        rules=rules,
+        # Started runs continue with the rows that their rules found good enough.
+        enforce=rules == TEXT_RULES,
     )
     # Rows stream from the files to the arrays, so memory does not grow with the data.
     reporting = _reporting(reader, tally, report)

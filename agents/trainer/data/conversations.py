@@ -10,15 +10,17 @@ unsupported feature (tool calls, weighted answers) is skipped with a reason.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
 from agents.shared.data import columns
+from agents.shared.data.meaning import read_mark
+from agents.shared.data.reshape import find_turns
 
 ROLES = ("system", "user", "assistant", "tool")
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
-_ROLE_NAMES |= {"function": "tool", "observation": "tool"}
+_ROLE_NAMES |= {"function": "tool", "observation": "tool", "developer": "system"}
 _NOTHING = ("", "[]", "{}", "null")
 
 
@@ -32,6 +34,8 @@ class ConversationTurn:
     content: str
     extra: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """Other texts of the message for the chat template, such as `reasoning_content`."""
+    masked: tuple[range, ...] = field(default=(), compare=False)
+    """Characters of `content` that are not learned, as the data marks them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +79,35 @@ def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str
     if data_format == "chat":
         return _read_chat(number, value, keys)
     return _read_instruction(number, value, keys)
+
+
+def read_row_by_older_rules(number: int, value: Any, data_format: str) -> ConversationRow | str:
+    """Return the row as before version 3 of `tokens.TEXT_RULES`, for runs that began with those.
+
+    Answers with a weight, the role `developer` and parts that are no `text` were not read, and
+    marks of messages were ignored. Raises the errors of `read_row`.
+    """
+    for part in value.values() if isinstance(value, dict) else ():
+        for place, message in enumerate(find_turns(part) or (), start=1):
+            if not isinstance(message, dict):
+                continue
+            role, content = _get_either(message, "role", "from"), message.get("content")
+            is_answer = _ROLE_NAMES.get(str(role).lower(), role) == "assistant"
+            if str(role).lower() == "developer":
+                raise ValueError(f"message {place} has the role 'developer'")
+            if is_answer and (weight := message.get("weight")) not in (None, 1):
+                raise _Unsupported(f"message {place} has the weight {weight!r:.40}")
+            if isinstance(content, list) and any(
+                isinstance(one, dict) and not isinstance(one.get("text"), str) for one in content
+            ):
+                raise ValueError(f"message {place} has a part without text")
+    row = read_row(number, value, data_format)
+    if isinstance(row, str):
+        return row
+    turns, rejected = (
+        tuple(replace(turn, masked=()) for turn in side) for side in (row.turns, row.rejected)
+    )
+    return replace(row, turns=turns, rejected=rejected)
 
 
 def _holds(value: Any) -> bool:
@@ -167,7 +200,13 @@ def _read_chat(number: int, value: dict[str, Any], keys: set[str]) -> Conversati
 
 
 def _has_answer(turns: tuple[ConversationTurn, ...]) -> bool:
-    return any(turn.role == "assistant" and turn.content.strip() for turn in turns)
+    return any(
+        turn.role == "assistant" and turn.content.strip() and not _is_masked(turn) for turn in turns
+    )
+
+
+def _is_masked(turn: ConversationTurn) -> bool:
+    return any(len(part) == len(turn.content) for part in turn.masked)
 
 
 def _read_turns(messages: Any, key: str) -> tuple[ConversationTurn, ...]:
@@ -284,17 +323,52 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
     # Tables give every message all columns, so an empty call is no call.
     if any(_holds(message.get(key)) for key in columns.CALL_KEYS):
         raise _Unsupported(f"message {place} calls a tool, which is not trained")
-    weight = message.get("weight")
-    if role == "assistant" and weight not in (None, 1):  # other roles are not learned anyway
-        raise _Unsupported(f"message {place} has the weight {weight!r:.40}; only 1 is trained")
+    masked: list[range] = []
     if isinstance(content, list):
-        content = _join_parts(place, content)
+        content, masked = _join_parts(place, content)
     if not isinstance(content, str):
         raise ValueError(f"message {place} has no text: 'content' is {columns.name_kind(content)}")
+    if role == "assistant":  # other roles are not learned anyway
+        masked = _find_masked(place, message, content, masked)
     extra = _find_extra(place, message) if message.keys() - columns.TURN_KEYS else ()
     return ConversationTurn(
-        role=role, content=_check_text(content, f"message {place}"), extra=extra
+        role=role,
+        content=_check_text(content, f"message {place}"),
+        extra=extra,
+        masked=tuple(masked),
     )
+
+
+def _find_masked(
+    place: int, message: dict[str, Any], content: str, masked: list[range]
+) -> list[range]:
+    """Return the characters that the message, its parts or its offsets exclude from learning."""
+    if _weigh(place, message) == 0:
+        return [range(len(content))]
+    # Axolotl's offsets include the last character.
+    for detail in message.get("train_detail") or ():
+        try:
+            first, last = int(detail["begin_offset"]), int(detail["end_offset"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"message {place} has a 'train_detail' without offsets") from error
+        if _weigh(place, detail) == 0:
+            masked.append(range(max(0, first), min(len(content), last + 1)))
+    return masked
+
+
+def _weigh(place: int, marked: dict[str, Any]) -> float:
+    """Return the smallest weight that the keys of a message or a part ask for: 0 or 1."""
+    weights = [1.0]
+    for key, value in marked.items():
+        if isinstance(key, str) and key not in columns.TURN_KEYS:
+            mark = read_mark(key, value)
+            if mark is None and key == "weight" and _holds(value):
+                raise _Unsupported(f"message {place} has the weight {value!r:.40}")
+            weights += [] if mark is None else [mark]
+    weight = min(weights)
+    if weight not in (0, 1):
+        raise _Unsupported(f"message {place} has the weight {weight:g}; only 0 and 1 are trained")
+    return weight
 
 
 def _find_extra(place: int, message: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -312,12 +386,19 @@ def _get_either(message: dict[str, Any], name: str, other: str) -> Any:
     return message.get(other) if value is None else value
 
 
-def _join_parts(place: int, parts: list[Any]) -> str:
-    texts = []
+def _join_parts(place: int, parts: list[Any]) -> tuple[str, list[range]]:
+    """Return the text of the parts of a message, and its characters that are not learned."""
+    text, masked = "", []
     for part in parts:
-        text = part.get("text") if isinstance(part, dict) else part
-        if not isinstance(text, str):
-            raise ValueError(f"message {place} has a part without text; only text is trained")
-        texts.append(text)
-    # OpenAI's format: the parts of a content are one text.
-    return "".join(texts)
+        said = _get_either(part, "text", "value") if isinstance(part, dict) else part
+        if not isinstance(said, str):
+            kind = part.get("type") if isinstance(part, dict) else None
+            named = f" ({columns.quote(str(kind))})" if kind else ""
+            raise ValueError(
+                f"message {place} has a part without text{named}; only text is trained"
+            )
+        if isinstance(part, dict) and _weigh(place, part) == 0:
+            masked.append(range(len(text), len(text) + len(said)))
+        # OpenAI's format: the parts of a content are one text.
+        text += said
+    return text, masked

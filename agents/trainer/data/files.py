@@ -32,6 +32,7 @@ from agents.shared.data.files import (
     find_line_end,
     read_lines,
 )
+from agents.shared.data.reshape import unfold
 from agents.trainer.data.parquet_reader import UnreadColumn, read_parquet
 
 Raw = tuple[int, Any]
@@ -53,6 +54,8 @@ class FileReading:
     """Bytes read from disk so far; some count twice."""
     unread: list[UnreadColumn] = field(default_factory=list)
     """Columns whose values are not read."""
+    unfolds_each: bool = False
+    """True if every object around a list of rows is unfolded, as by rules before version 3."""
 
 
 def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
@@ -76,7 +79,7 @@ def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
             if kind == "jsonl":
                 yield from _read_json_lines(read_lines(path, file, ends))
             elif kind == "json":
-                yield from _unfold(_read_json(path, file))
+                yield from _read_json(path, file, reading)
             elif kind == "text":
                 yield from _read_text(read_lines(path, file, ends))
         if kind == "csv":
@@ -142,7 +145,7 @@ def _parse(text: str) -> Any:
         return ValueError(f"not valid JSON: {explain_bad_json(error)}")
 
 
-def _read_json(path: Path, file: io.TextIOWrapper) -> Iterator[Raw]:
+def _read_json(path: Path, file: io.TextIOWrapper, reading: FileReading) -> Iterator[Raw]:
     line = "\n"
     while line and not line.strip():
         line = file.readline(_BLOCK_CHARS)
@@ -151,12 +154,18 @@ def _read_json(path: Path, file: io.TextIOWrapper) -> Iterator[Raw]:
         file.seek(0)
         if file.read(1) != "\ufeff":
             file.seek(0)
-        yield from _read_json_lines(read_lines(path, file, "\n"))
+        rows = _read_json_lines(read_lines(path, file, "\n"))
+        yield from _unfold_each(rows) if reading.unfolds_each else unfold(rows)
     elif line:
-        yield from _read_json_values(path, line, file)
+        rows, is_list = _read_json_values(path, line, file), line.lstrip().startswith("[")
+        if reading.unfolds_each:
+            rows = _unfold_each(rows)
+        elif not is_list:
+            rows = unfold(rows)
+        yield from rows
 
 
-def _unfold(rows: Iterator[Raw]) -> Iterator[Raw]:
+def _unfold_each(rows: Iterator[Raw]) -> Iterator[Raw]:
     """Yield the rows inside objects such as {"version": 1, "data": [{...}, {...}]}."""
     num_inside = 0
     for number, value in rows:

@@ -104,7 +104,12 @@ def describe_first(
     """
     tally = Tally(name=files.name)
     reader = RowReader(
-        files, spec.data.format, spec.objective, tally, ignored=spec.data.ignore_columns
+        files,
+        spec.data.format,
+        spec.objective,
+        tally,
+        ignored=spec.data.ignore_columns,
+        columns=spec.data.columns,
     )
     rows = iter(reader)
     first = list(_take(rows, _NUM_READ))

@@ -27,10 +27,12 @@ from agents.shared.data.findings import (
     say_refusal,
     sort_findings,
 )
-from agents.trainer.data.conversations import ConversationRow, read_row
+from agents.shared.data.reshape import ColumnMapping, offer_mapping
+from agents.trainer.data.conversations import ConversationRow, read_row, read_row_by_older_rules
 from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
+from agents.trainer.data.tokens import TEXT_RULES
 
 # Number of rows between two checks for data that would be trained wrongly.
 _CHECKED_ROWS = 1000
@@ -138,6 +140,8 @@ class RowReader:
         objective: objective, which determines the supported formats.
         tally: collects skipped rows.
         ignored: columns of rows and keys of messages to leave out.
+        columns: entries of `data.columns`.
+        rules: version of `tokens.TEXT_RULES` at the start of the run.
         enforce: True rejects data that would be trained wrongly.
     """
 
@@ -149,6 +153,8 @@ class RowReader:
         tally: Tally,
         *,
         ignored: Sequence[str] = (),
+        columns: Sequence[str] = (),
+        rules: int = TEXT_RULES,
         enforce: bool = False,
     ) -> None:
         self._files = files
@@ -156,10 +162,13 @@ class RowReader:
         self._tally = tally
         self._ignored = frozenset(ignored)
         self._enforce = enforce
+        # Runs that began before rows were reshaped keep their rows.
+        self._mapping = ColumnMapping(columns) if rules >= 3 else None
+        self._read_row = read_row if rules >= 3 else read_row_by_older_rules
         self._meanings = RowMeanings(ignored)
         self._starts: list[int] = []
         self._names: list[str] = []
-        self._reading = FileReading()
+        self._reading = FileReading(unfolds_each=rules < 3)
         self._size_bytes = sum(path.stat().st_size for path in files.paths if path.exists())
         self.format = data_format
         """Format as requested, or as detected from the first row that is not blank."""
@@ -226,19 +235,28 @@ class RowReader:
         try:
             if isinstance(value, ValueError):
                 raise value
+            whole = self._reshape(value)
             # Before ignored columns are removed: the findings list those, too.
-            if isinstance(value, dict) and self.format != "auto":
-                self._meanings.add(value, self.format, number)
-            whole = value
-            value = self._without_ignored(value) if self._ignored else value
+            if isinstance(whole, dict) and self.format != "auto":
+                self._meanings.add(whole, self.format, number)
+            value = self._without_ignored(whole) if self._ignored else whole
             if self.format == "auto":
                 self.format = choose_format(value)
                 self._expect_format()
                 self._meanings.add(whole, self.format, number)
-            row = read_row(number, value, self.format)
+            row = self._read_row(number, value, self.format)
         except ValueError as error:
+            if self.format == "auto" and not isinstance(value, ValueError):
+                self._tally.offer = self._tally.offer or offer_mapping(value)
             return Skipped(row=number, reason=str(error), malformed=True)
         return Skipped(row=number, reason=row) if isinstance(row, str) else row
+
+    def _reshape(self, value: Any) -> Any:
+        if self._mapping is None or not self._ignored or not isinstance(value, dict):
+            return self._mapping.apply(value) if self._mapping is not None else value
+        # An ignored column must not be taken for the conversation.
+        kept = {key: part for key, part in value.items() if key not in self._ignored}
+        return {**self._mapping.apply(kept), **{key: value[key] for key in value.keys() - kept}}
 
     def _without_ignored(self, value: Any) -> Any:
         """Return a row without ignored columns, and its messages without ignored keys."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -32,10 +32,10 @@ from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.tally import Skipped
 
-TEXT_RULES = 2
+TEXT_RULES = 3
 """Version of the rules by which rows become tokens. A run keeps its first version. Version 1: plain
 text starts with `bos_token` even if the tokenizer does not add it, and messages are role and
-content.
+content. Version 2: rows are not reshaped, and marks of messages are not read.
 """
 PLAIN_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -91,10 +91,20 @@ class Tokenized:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rendered:
-    """The texts of one row, each with the character ranges to learn."""
+class _Text:
+    """A rendered text and its characters to learn."""
 
-    texts: tuple[tuple[str, list[range]], ...]
+    text: str
+    spans: list[range]
+    masked: list[range] = field(default_factory=list)
+    """Parts of `spans` that the data excludes; a token that overlaps one is not learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """The texts of one row."""
+
+    texts: tuple[_Text, ...]
     extra: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
@@ -154,7 +164,7 @@ def _tokenize(
     if ends is None:
         rows = [_without_extra(row) for row in rows]
     drawn = _render_rows(tokenizer, rows, by_hand=ends is None)
-    rendered = [text for item in drawn if not isinstance(item, Skipped) for text in item.texts]
+    rendered = [one for item in drawn if not isinstance(item, Skipped) for one in item.texts]
     encoded = _encode(tokenizer, rendered, max_tokens)
     for row, item in zip(rows, drawn, strict=True):
         if isinstance(item, Skipped):
@@ -179,19 +189,18 @@ def _without_extra(row: ConversationRow) -> ConversationRow:
     )
 
 
-def _encode(
-    tokenizer: Any, rendered: Sequence[tuple[str, list[range]]], max_tokens: int
-) -> Iterator[_Encoded]:
+def _encode(tokenizer: Any, rendered: Sequence[_Text], max_tokens: int) -> Iterator[_Encoded]:
     """Yield the tokens of each text in order; the longest texts are tokenized in pieces."""
-    short = [text for text, _ in rendered if len(text) <= _CHARS_AT_ONCE]
+    short = [one.text for one in rendered if len(one.text) <= _CHARS_AT_ONCE]
     encoding = _call(tokenizer, short) if short else {"input_ids": [], "offset_mapping": []}
     encoded = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
-    for text, spans in rendered:
-        if len(text) > _CHARS_AT_ONCE:
-            yield _encode_pieces(tokenizer, text, spans, max_tokens)
+    for one in rendered:
+        if len(one.text) > _CHARS_AT_ONCE:
+            yield _encode_pieces(tokenizer, one, max_tokens)
             continue
         ids, offsets = next(encoded)
-        yield _Encoded(np.array(ids, dtype=np.int32), mark_targets(offsets, spans), len(ids))
+        is_target = mark_targets(offsets, one.spans, one.masked)
+        yield _Encoded(np.array(ids, dtype=np.int32), is_target, len(ids))
 
 
 def _call(tokenizer: Any, texts: list[str]) -> Any:
@@ -200,8 +209,9 @@ def _call(tokenizer: Any, texts: list[str]) -> Any:
     )
 
 
-def _encode_pieces(tokenizer: Any, text: str, spans: Sequence[range], max_tokens: int) -> _Encoded:
+def _encode_pieces(tokenizer: Any, one: _Text, max_tokens: int) -> _Encoded:
     """Return the first tokens of a long text, and its total number of tokens."""
+    text = one.text
     kept: list[int] = []
     offsets: list[tuple[int, int]] = []
     num_tokens, start = 0, 0
@@ -213,7 +223,8 @@ def _encode_pieces(tokenizer: Any, text: str, spans: Sequence[range], max_tokens
             kept += encoding["input_ids"][0]
             offsets += [(a + start, b + start) for a, b in encoding["offset_mapping"][0]]
         start = stop
-    return _Encoded(np.array(kept, dtype=np.int32), mark_targets(offsets, spans), num_tokens)
+    is_target = mark_targets(offsets, one.spans, one.masked)
+    return _Encoded(np.array(kept, dtype=np.int32), is_target, num_tokens)
 
 
 def _find_piece_end(text: str, start: int) -> int:
@@ -261,13 +272,18 @@ def _cut(row: int, texts: Sequence[_Encoded], max_tokens: int) -> Tokenized | Sk
 
 
 def mark_targets(
-    offsets: Sequence[tuple[int, int]], spans: Sequence[range]
+    offsets: Sequence[tuple[int, int]], spans: Sequence[range], masked: Sequence[range] = ()
 ) -> npt.NDArray[np.bool_]:
-    """Return the mask of tokens that overlap a character range; the first token never counts."""
+    """Return the mask of tokens that overlap a character range; the first token never counts.
+
+    Tokens that overlap one of `masked` do not count either.
+    """
     place_T2 = np.array(offsets, dtype=np.int64).reshape(-1, 2)
     is_target = np.zeros(len(place_T2), dtype=np.bool_)
     for span in spans:
         is_target |= (place_T2[:, 0] < span.stop) & (place_T2[:, 1] > span.start)
+    for span in masked:
+        is_target &= (place_T2[:, 0] >= span.stop) | (place_T2[:, 1] <= span.start)
     is_target[:1] = False  # no token precedes the first one to predict it
     return is_target
 
@@ -323,7 +339,7 @@ def _render_row(tokenizer: Any, row: ConversationRow, *, by_hand: bool) -> _Rend
             text = row.text
             if by_hand:
                 text = _enclose(text, tokenizer.bos_token or "", tokenizer.eos_token or "")
-            return _Rendered(((text, [range(len(text))]),))
+            return _Rendered((_Text(text, [range(len(text))]),))
         sides = [row.turns, row.rejected] if row.rejected else [row.turns]
         texts = [_render_with_answers(tokenizer, turns, row.num_shared_turns) for turns in sides]
         extra = tuple(sorted({key for turns in sides for turn in turns for key, _ in turn.extra}))
@@ -334,19 +350,16 @@ def _render_row(tokenizer: Any, row: ConversationRow, *, by_hand: bool) -> _Rend
 
 
 def _is_dropped(
-    tokenizer: Any,
-    sides: Sequence[tuple[ConversationTurn, ...]],
-    texts: Sequence[tuple[str, list[range]]],
-    key: str,
+    tokenizer: Any, sides: Sequence[tuple[ConversationTurn, ...]], texts: Sequence[_Text], key: str
 ) -> bool:
     """Return whether the texts are the same without a key of the messages."""
-    for turns, (text, _) in zip(sides, texts, strict=True):
+    for turns, one in zip(sides, texts, strict=True):
         without = tuple(
             replace(turn, extra=tuple(pair for pair in turn.extra if pair[0] != key))
             for turn in turns
         )
         try:
-            if _fold_system(tokenizer, without)[1] != text:
+            if _fold_system(tokenizer, without)[1] != one.text:
                 return False
         except ValueError:
             return False  # the template needs it
@@ -362,14 +375,38 @@ def _enclose(text: str, begin: str, end: str) -> str:
 
 def _render_with_answers(
     tokenizer: Any, turns: tuple[ConversationTurn, ...], num_shared_turns: int
-) -> tuple[str, list[range]]:
+) -> _Text:
     folded, text = _fold_system(tokenizer, turns)
     num_shared_turns -= len(turns) - len(folded)
-    spans: list[range] = []
+    found = _Text(text, [])
     for place, turn in enumerate(folded):
         if turn.role == "assistant" and turn.content.strip() and place >= num_shared_turns:
-            spans.append(_find_answer(tokenizer, folded, place, text))
-    return text, spans
+            span = _find_answer(tokenizer, folded, place, text)
+            found.spans.append(span)
+            found.masked.extend(_find_masked(turn, span, text))
+    return found
+
+
+def _find_masked(turn: ConversationTurn, span: range, text: str) -> Iterator[range]:
+    """Yield the parts of an answer's range that its data excludes from learning.
+
+    A mark at either end of the answer includes what the template writes there.
+    """
+    if not turn.masked:
+        return
+    said = turn.content.strip()
+    start = text.find(said, span.start, span.stop)
+    if start < 0:
+        raise ValueError(
+            "the chat template of this model changes the assistant's answer, so the part that is "
+            "not to be learned cannot be located"
+        )
+    start -= len(turn.content) - len(turn.content.lstrip())
+    for part in turn.masked:
+        is_first = not turn.content[: part.start].strip()
+        is_last = not turn.content[part.stop :].strip()
+        begin = span.start if is_first else start + part.start
+        yield range(begin, span.stop if is_last else start + part.stop)
 
 
 def _find_answer(

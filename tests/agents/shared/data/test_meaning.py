@@ -90,14 +90,13 @@ WRONG = {
     "pixels": (QA, "pixel_values", [None, [[0.5]]]),
     "audio": (CHAT, "audios", [None, ["a.wav"]]),
     "unheard-of": (CHAT, "scan", ["", "pages/1.TIFF"]),
-    "history": (ALPACA, "history", [[], [["Who?", "Ann."]]]),
+    "history": (ALPACA, "history", ["", "Ann asked who founded the town."]),
     "dolly": (ALPACA, "context", ["", "Brenford was founded by Oren Dale."]),
     "orca": (QA, "system_prompt", ["", "Answer as a pirate."]),
     "choices": (ALPACA, "choices", [[], ["Ann", "Oren"]]),
     "weight": (CHAT, "weight", [1.0, 0.0]),
     "mask": (QA, "loss_mask", [[1, 1], [1, 0]]),
     "second question": (ALPACA, "question", ["", "And who lives there?"]),
-    "input of a pair": (PAIR, "input", ["", "Brenford was founded by Oren Dale."]),
 }
 
 
@@ -167,15 +166,6 @@ def test_pictures_inside_of_a_table_are_refused_without_being_read(tmp_path, tok
     rows = [{**CHAT, "photo": {"bytes": b"\x89PNG" * 1000, "path": None}} for _ in range(3)]
     with pytest.raises(ExpectedError, match=r"in 3 of 3 rows.*'photo' holds pictures"):
         train(write(tmp_path / "a.parquet", rows), tokenizer)
-
-
-@pytest.mark.parametrize("flag", [{"train": False}, {"masked": True}, {"loss": False}])
-def test_answers_that_are_not_to_be_learned_refuse_the_data(tmp_path, tokenizer, flag):
-    user, answer = CHAT["messages"]
-    rows = [CHAT, {"messages": [user, {**answer, **flag}]}]
-    (key,) = flag
-    with pytest.raises(ExpectedError, match=rf"in 1 of 2 rows.*'messages\[\]\.{key}' asks"):
-        train(write(tmp_path / "a.jsonl", rows), tokenizer)
 
 
 def test_a_preview_names_every_column_that_is_not_used_with_its_share(tmp_path):
