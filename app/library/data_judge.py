@@ -96,6 +96,11 @@ class RowJudge:
             place = (len(self._files) - 1) * _FILE_ROWS + self._number
             self._meanings.add(row, self._format, place)
 
+    @property
+    def is_text(self) -> bool:
+        """True if the rows are plain texts."""
+        return self._format == "text"
+
     def find(self) -> tuple[DataFinding, ...]:
         """Return the findings, the gravest first."""
         self._release()

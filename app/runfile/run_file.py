@@ -91,7 +91,7 @@ def parse_run(text: str, source: str = "run file", settings: Sequence[str] = ())
     for key, value in given.items() if isinstance(data, dict) else ():
         _put(data, key, value)
     _restore_off(data)
-    _flatten_columns(data)
+    _read_data_words(data)
     # A key that is given twice has no single value to check.
     if not problems:
         problems = find_problems(data, lines)
@@ -157,11 +157,13 @@ def _restore_off(data: Any) -> None:
             data[name] = "off"
 
 
-def _flatten_columns(data: Any) -> None:
-    """Write `data.columns` as a list if the file has a mapping."""
+def _read_data_words(data: Any) -> None:
+    """Write a mapping in `data.columns` as a list, and a flag in `data.rendered` as its word."""
     section = data.get("data") if isinstance(data, dict) else None
     if isinstance(section, dict) and isinstance(section.get("columns"), dict):
         section["columns"] = flatten_columns(section["columns"])
+    if isinstance(section, dict) and isinstance(section.get("rendered"), bool):
+        section["rendered"] = "yes" if section["rendered"] else "no"
 
 
 def format_run(spec: RunSpec) -> str:

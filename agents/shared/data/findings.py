@@ -32,6 +32,7 @@ from agents.shared.data.meaning import (
     judge_verdict,
     says_no,
 )
+from agents.shared.data.rendered import find_control
 
 MAX_COLUMNS = 200
 """Maximum number of counted columns, since a foreign file may have new ones in each row."""
@@ -91,6 +92,9 @@ class RowMeanings:
         # A pair that its own scores contradict was likely swapped.
         if data_format == "preference":
             self._add_reversed(row, place)
+        control = next(filter(None, map(find_control, _texts_of(row, used))), "")
+        if control:
+            self._count("rendered", control, "note" if data_format == "text" else "warn", place)
         marker = next(filter(None, map(find_marker, _texts_of(row, used))), "")
         if marker:
             self._count("placeholder", marker, "warn", place)
@@ -347,6 +351,10 @@ would be learned as good ones"
             f"{share} of the tokens ({count} of {total}) are behind sequence_tokens and are "
             f"cut{worst}"
         )
+    if found.kind == "documents":
+        unit = {"file": "a whole text file", "blank-line": "a paragraph", "line": "a line"}
+        each = unit.get(found.column, "a text")
+        return f"{count} documents, each of them {each} (data.documents)"
     kind = KIND.get(found.kind, KIND["unknown"])
     first = ""
     if found.row is not None and found.consequence != "note":

@@ -115,6 +115,9 @@ KINDS = (
     ColumnKind("template", "is left out, because the model's chat template has no place for it",
                "Write it into the message's content if it should be learned"),
     ColumnKind("cut", "", "Raise sequence_tokens, or divide long rows into shorter ones"),
+    ColumnKind("documents", "", ""),
+    ColumnKind("rendered", "stands in the texts, which a chat template has written already",
+               "Set data.rendered: yes to learn the texts as written, with their answers alone"),
     ColumnKind("ignored", "is left out, as data.ignore_columns asks", ""),
     ColumnKind("unknown", "is not used", "", otherwise="note"),
 )

@@ -14,13 +14,17 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
+from agents.contract.spec import Rendered
 from agents.shared.data import columns
 from agents.shared.data.meaning import read_mark
+from agents.shared.data.rendered import ends_with_answer_begin, find_answers
 from agents.shared.data.reshape import find_turns
 
 ROLES = ("system", "user", "assistant", "tool")
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 _ROLE_NAMES |= {"function": "tool", "observation": "tool", "developer": "system"}
+_MIN_SHARED_WORDS = 2
+"""Minimum number of words that two answers share for them to be a prompt."""
 _NOTHING = ("", "[]", "{}", "null")
 
 
@@ -52,17 +56,30 @@ class ConversationRow:
     """Number of leading turns that both conversations of a pair share; they are not learned."""
     label: float | None = None
     """Label of the row in the data; None without labels."""
+    learned: tuple[range, ...] = ()
+    """Characters of `text` to learn, if the data has rendered it already; empty: all."""
+    rejected_text: str = ""
+    """Rejected text of a rendered pair, which begins as `text` does up to the answer."""
 
     @property
     def num_chars(self) -> int:
         """Number of characters of all its texts."""
         turns = (*self.turns, *self.rejected)
         extra = sum(len(text) for turn in turns for _, text in turn.extra)
-        return len(self.text) + sum(len(turn.content) for turn in turns) + extra
+        texts = len(self.text) + len(self.rejected_text)
+        return texts + sum(len(turn.content) for turn in turns) + extra
 
 
-def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str:
+def read_row(
+    number: int, value: Any, data_format: str, rendered: Rendered = "no"
+) -> ConversationRow | str:
     """Return the parsed row, or the reason why it is empty.
+
+    Args:
+        number: number of the row.
+        value: its columns.
+        data_format: format of the rows.
+        rendered: whether a chat template has written the texts, as `data.rendered` says.
 
     Raises:
         ValueError: the row does not match the format.
@@ -70,15 +87,62 @@ def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str
     keys = columns.keys_of(value)
     if data_format == "text":
         text = _text(value, "text", keys)
-        return ConversationRow(number=number, text=text) if text.strip() else "the text is empty"
+        learned = find_answers(text) if rendered == "yes" else ()
+        row = ConversationRow(number=number, text=text, learned=learned)
+        return row if text.strip() else "the text is empty"
     for key in sorted(keys & columns.TOOL_KEYS):
         if _holds(value[key]):
             raise _Unsupported(f"'{key}' offers tools, which is not trained")
+    if rendered != "no" and data_format in ("preference", "alpaca"):
+        found = _read_rendered(number, value, keys, is_certain=rendered == "yes")
+        if found is not None:
+            return found
     if data_format == "preference":
         return _read_pair(number, value, keys)
     if data_format == "chat":
         return _read_chat(number, value, keys)
     return _read_instruction(number, value, keys)
+
+
+def _read_rendered(
+    number: int, value: dict[str, Any], keys: set[str], *, is_certain: bool
+) -> ConversationRow | str | None:
+    """Return a row whose texts are taken as written; None: its texts are not rendered."""
+    asked = columns.first_of(keys, columns.QUESTION_KEYS)
+    answered = columns.first_of(keys, columns.ANSWER_KEYS)
+    is_pair = "chosen" in keys and "rejected" in keys
+    names = ["chosen", "rejected"] if is_pair else [answered] if answered else []
+    prompt = value.get(asked) if asked else ""
+    texts = [text for name in names if isinstance(text := value[name], str)]
+    if not isinstance(prompt, str) or not texts or len(texts) != len(names):
+        return None
+    if asked is None and is_pair:  # TRL's implicit prompt: the common beginning of both
+        prompt = _find_common(*texts)
+        if len(prompt.split()) < _MIN_SHARED_WORDS:
+            return None
+        texts = [text[len(prompt) :] for text in texts]
+    elif not (is_certain or ends_with_answer_begin(prompt)):
+        return None
+    if is_pair and texts[0] == texts[1]:
+        return "'chosen' and 'rejected' are the same"
+    if not all(text.strip() for text in texts):
+        return f"'{names[0] if not texts[0].strip() else names[1]}' is empty"
+    wholes = [_check_text(prompt + text, name) for name, text in zip(names, texts, strict=True)]
+    return ConversationRow(
+        number=number,
+        text=wholes[0],
+        learned=(range(len(prompt), len(wholes[0])),),
+        rejected_text=wholes[1] if is_pair else "",
+    )
+
+
+def _find_common(one: str, other: str) -> str:
+    """Return the common beginning of two texts, without a space at its end."""
+    num_same = sum(
+        1 for _ in takewhile(lambda two: two[0] == two[1], zip(one, other, strict=False))
+    )
+    # A space belongs to the word behind it; the line end of a template's header does not.
+    return one[: num_same - one[:num_same].endswith(" ")]
 
 
 def read_row_by_older_rules(number: int, value: Any, data_format: str) -> ConversationRow | str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agents.contract.spec import Documents
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, find_rows_inside
 from agents.shared.data.files import (
@@ -54,6 +55,10 @@ class FileReading:
     """Bytes read from disk so far; some count twice."""
     unread: list[UnreadColumn] = field(default_factory=list)
     """Columns whose values are not read."""
+    documents: Documents = "file"
+    """Unit of a text file that is one row."""
+    num_documents: int = 0
+    """Number of documents of text files read so far."""
     unfolds_each: bool = False
     """True if every object around a list of rows is unfolded, as by rules before version 3."""
 
@@ -81,7 +86,9 @@ def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
             elif kind == "json":
                 yield from _read_json(path, file, reading)
             elif kind == "text":
-                yield from _read_text(read_lines(path, file, ends))
+                for row in _read_text(read_lines(path, file, ends), reading.documents):
+                    reading.num_documents += row[1] is not None
+                    yield row
         if kind == "csv":
             yield from _read_csv(path, reading)
 
@@ -120,13 +127,33 @@ def _explaining_errors(path: Path) -> Iterator[None]:
         raise explain_os_error(error, f"reading {path}") from error
 
 
-def _read_text(lines: Iterator[str | None]) -> Iterator[Raw]:
+def _read_text(lines: Iterator[str | None], documents: Documents) -> Iterator[Raw]:
+    """Yield each document with the number of its first line."""
+    kept: list[str] = []
+    num_chars = 0
     for number, line in enumerate(lines, start=1):
         if line is None:
             yield number, ValueError(LONG_LINE)
             continue
+        if documents == "line":
+            text = line.rstrip("\r\n")
+            yield number, {"text": text} if text.strip() else None
+            continue
         text = line.rstrip("\r\n")
-        yield number, {"text": text} if text.strip() else None
+        ends = documents == "blank-line" and not text.strip()
+        # A huge file is several documents, since one is held in memory.
+        if kept and (ends or num_chars + len(text) > _MAX_CHARS):
+            yield number - len(kept), _join_lines(kept)
+            kept, num_chars = [], 0
+        if kept or text.strip():
+            kept.append(text)
+            num_chars += len(text)
+    if kept:
+        yield number - len(kept) + 1, _join_lines(kept)
+
+
+def _join_lines(lines: list[str]) -> dict[str, str]:
+    return {"text": "\n".join(lines).rstrip("\n")}
 
 
 def _read_json_lines(lines: Iterator[str | None]) -> Iterator[Raw]:

@@ -12,11 +12,13 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
 from agents.contract.objectives import OBJECTIVES, ROW_FORMATS, find_readers, join_or
+from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, choose_format
 from agents.shared.data.files import KINDS, look_through
@@ -121,7 +123,7 @@ def require_one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
 def _refuse_json(path: Path, value: Any) -> None:
     """Raise for a .txt with rows of JSON, whose braces would be learned."""
     try:
-        row = json.loads(value["text"]) if value else None
+        row = json.loads(value["text"].partition("\n")[0]) if value else None
     except (ValueError, RecursionError):
         return
     if isinstance(row, dict) and KNOWN_KEYS.intersection(row):
@@ -136,11 +138,9 @@ class RowReader:
 
     Args:
         files: files to read.
-        data_format: `auto`, or the format of all rows.
+        data: settings of the data; its paths do not count.
         objective: objective, which determines the supported formats.
         tally: collects skipped rows.
-        ignored: columns of rows and keys of messages to leave out.
-        columns: entries of `data.columns`.
         rules: version of `tokens.TEXT_RULES` at the start of the run.
         enforce: True rejects data that would be trained wrongly.
     """
@@ -148,29 +148,31 @@ class RowReader:
     def __init__(
         self,
         files: DataFiles,
-        data_format: str,
+        data: DataSpec,
         objective: str,
         tally: Tally,
         *,
-        ignored: Sequence[str] = (),
-        columns: Sequence[str] = (),
         rules: int = TEXT_RULES,
         enforce: bool = False,
     ) -> None:
         self._files = files
         self._objective = objective
         self._tally = tally
-        self._ignored = frozenset(ignored)
+        self._ignored = frozenset(data.ignore_columns)
         self._enforce = enforce
         # Runs that began before rows were reshaped keep their rows.
-        self._mapping = ColumnMapping(columns) if rules >= 3 else None
-        self._read_row = read_row if rules >= 3 else read_row_by_older_rules
-        self._meanings = RowMeanings(ignored)
+        self._mapping = ColumnMapping(data.columns) if rules >= 3 else None
+        self._read_row = (
+            partial(read_row, rendered=data.rendered) if rules >= 3 else read_row_by_older_rules
+        )
+        self._meanings = RowMeanings(data.ignore_columns)
         self._starts: list[int] = []
         self._names: list[str] = []
-        self._reading = FileReading(unfolds_each=rules < 3)
+        self._reading = FileReading(
+            documents=data.documents if rules >= 3 else "line", unfolds_each=rules < 3
+        )
         self._size_bytes = sum(path.stat().st_size for path in files.paths if path.exists())
-        self.format = data_format
+        self.format: str = data.format
         """Format as requested, or as detected from the first row that is not blank."""
 
     def __iter__(self) -> Iterator[ConversationRow]:
@@ -216,6 +218,13 @@ class RowReader:
             merged = self._tally.merge_template(finding)
             if merged is not None:
                 found.append(self._place(merged))
+        if count := self._reading.num_documents:
+            unit = self._reading.documents
+            found.append(
+                DataFinding(
+                    kind="documents", column=unit, count=count, total=count, consequence="note"
+                )
+            )
         return sort_findings((*found, *self._tally.find_cut()))
 
     def _place(self, found: DataFinding) -> DataFinding:

@@ -16,7 +16,7 @@ with its end token, which marks the end of a document.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agents.contract.spec import LongText
 from agents.errors import ExpectedError
 from agents.shared.files import bounded_work
 from agents.trainer.data import templates
@@ -117,6 +118,10 @@ class _Encoded:
     is_target: npt.NDArray[np.bool_]
     num_tokens: int
     """Number of tokens of the whole text."""
+    text: str = ""
+    """The text, if it is to be divided."""
+    stops: npt.NDArray[np.int64] | None = None
+    """Position behind each token in `text` (T,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +133,36 @@ class Ends:
 
 
 def tokenize_rows(
-    tokenizer: Any, rows: Iterable[ConversationRow], max_tokens: int, rules: int = TEXT_RULES
+    tokenizer: Any,
+    rows: Iterable[ConversationRow],
+    max_tokens: int,
+    rules: int = TEXT_RULES,
+    long_text: LongText = "cut",
 ) -> Iterator[Tokenized | Skipped]:
-    """Yield each row truncated to `max_tokens`, or the reason why it is skipped."""
+    """Yield each row with at most `max_tokens`, or the reason why it is skipped.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        rows: the rows.
+        max_tokens: maximum number of tokens of an example.
+        rules: version of `TEXT_RULES`.
+        long_text: what becomes of plain text that is longer; conversations are cut.
+
+    Raises:
+        ExpectedError: a text is too long, and `long_text` is `refuse`.
+    """
     some: list[ConversationRow] = []
     num_chars = 0
     ends = find_ends(tokenizer) if rules > 1 else None
+    texts = _Texts(max_tokens, ends, long_text if rules >= 3 else "cut")
     for row in rows:
         some.append(row)
         num_chars += row.num_chars
         if len(some) >= _ROWS_AT_ONCE or num_chars >= _CHARS_AT_ONCE:
-            yield from _tokenize(tokenizer, some, max_tokens, ends)
+            yield from _tokenize(tokenizer, some, max_tokens, texts)
             some, num_chars = [], 0
-    yield from _tokenize(tokenizer, some, max_tokens, ends)
+    yield from _tokenize(tokenizer, some, max_tokens, texts)
+    yield from texts.finish()
 
 
 def find_ends(tokenizer: Any) -> Ends:
@@ -159,20 +181,29 @@ def find_ends(tokenizer: Any) -> Ends:
 
 
 def _tokenize(
-    tokenizer: Any, rows: list[ConversationRow], max_tokens: int, ends: Ends | None
+    tokenizer: Any, rows: list[ConversationRow], max_tokens: int, texts: _Texts
 ) -> Iterator[Tokenized | Skipped]:
+    ends = texts.ends
     if ends is None:
         rows = [_without_extra(row) for row in rows]
     drawn = _render_rows(tokenizer, rows, by_hand=ends is None)
     rendered = [one for item in drawn if not isinstance(item, Skipped) for one in item.texts]
-    encoded = _encode(tokenizer, rendered, max_tokens)
+    special = set(tokenizer.all_special_ids) if any(row.learned for row in rows) else set()
+    # A text that is divided is needed as a whole.
+    encoded = _encode(tokenizer, rendered, max_tokens if texts.mode == "cut" else None)
     for row, item in zip(rows, drawn, strict=True):
         if isinstance(item, Skipped):
             yield item
             continue
         segments = [next(encoded) for _ in item.texts]
         if not row.turns and ends is not None:
-            segments = [_close(segment, ends) for segment in segments]
+            if texts.mode != "cut" and not row.learned:
+                yield from texts.divide(row, segments[0])
+                continue
+            segments = [
+                _close_rendered(one, ends, special) if row.learned else _close(one, ends)
+                for one in segments
+            ]
         cut = _cut(row.number, segments, max_tokens)
         yield (
             cut
@@ -189,8 +220,13 @@ def _without_extra(row: ConversationRow) -> ConversationRow:
     )
 
 
-def _encode(tokenizer: Any, rendered: Sequence[_Text], max_tokens: int) -> Iterator[_Encoded]:
-    """Yield the tokens of each text in order; the longest texts are tokenized in pieces."""
+def _encode(
+    tokenizer: Any, rendered: Sequence[_Text], max_tokens: int | None
+) -> Iterator[_Encoded]:
+    """Yield the tokens of each text in order; the longest texts are tokenized in pieces.
+
+    Without `max_tokens`, all tokens are kept, with their positions.
+    """
     short = [one.text for one in rendered if len(one.text) <= _CHARS_AT_ONCE]
     encoding = _call(tokenizer, short) if short else {"input_ids": [], "offset_mapping": []}
     encoded = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
@@ -199,8 +235,16 @@ def _encode(tokenizer: Any, rendered: Sequence[_Text], max_tokens: int) -> Itera
             yield _encode_pieces(tokenizer, one, max_tokens)
             continue
         ids, offsets = next(encoded)
-        is_target = mark_targets(offsets, one.spans, one.masked)
-        yield _Encoded(np.array(ids, dtype=np.int32), is_target, len(ids))
+        yield _pack(one, ids, offsets, len(ids), keeps_text=max_tokens is None)
+
+
+def _pack(
+    one: _Text, ids: list[int], offsets: list[tuple[int, int]], num_tokens: int, *, keeps_text: bool
+) -> _Encoded:
+    is_target = mark_targets(offsets, one.spans, one.masked)
+    stops = np.array([stop for _, stop in offsets], dtype=np.int64) if keeps_text else None
+    text = one.text if keeps_text else ""
+    return _Encoded(np.array(ids, dtype=np.int32), is_target, num_tokens, text, stops)
 
 
 def _call(tokenizer: Any, texts: list[str]) -> Any:
@@ -209,7 +253,7 @@ def _call(tokenizer: Any, texts: list[str]) -> Any:
     )
 
 
-def _encode_pieces(tokenizer: Any, one: _Text, max_tokens: int) -> _Encoded:
+def _encode_pieces(tokenizer: Any, one: _Text, max_tokens: int | None) -> _Encoded:
     """Return the first tokens of a long text, and its total number of tokens."""
     text = one.text
     kept: list[int] = []
@@ -219,12 +263,11 @@ def _encode_pieces(tokenizer: Any, one: _Text, max_tokens: int) -> _Encoded:
         stop = _find_piece_end(text, start)
         encoding = _call(tokenizer, [text[start:stop]])
         num_tokens += len(encoding["input_ids"][0])
-        if len(kept) <= max_tokens:
+        if max_tokens is None or len(kept) <= max_tokens:
             kept += encoding["input_ids"][0]
             offsets += [(a + start, b + start) for a, b in encoding["offset_mapping"][0]]
         start = stop
-    is_target = mark_targets(offsets, one.spans, one.masked)
-    return _Encoded(np.array(kept, dtype=np.int32), is_target, num_tokens)
+    return _pack(one, kept, offsets, num_tokens, keeps_text=max_tokens is None)
 
 
 def _find_piece_end(text: str, start: int) -> int:
@@ -253,6 +296,122 @@ def _close(text: _Encoded, ends: Ends) -> _Encoded:
         is_target,
         len(begin) + text.num_tokens + len(end),
     )
+
+
+def _close_rendered(text: _Encoded, ends: Ends, special: Set[int]) -> _Encoded:
+    """Return a rendered text with its ends, unless it has a special token in their place."""
+    ids = text.ids
+    is_whole = len(ids) == text.num_tokens
+    begin = () if int(ids[0]) in special else ends.begin
+    end = () if int(ids[-1]) in special or not is_whole else ends.end
+    # The end is learned if the text ends with an answer.
+    learns_end = [bool(text.is_target[-1])] * len(end)
+    return _Encoded(
+        np.array([*begin, *ids, *end], dtype=np.int32),
+        np.array([*[False] * len(begin), *text.is_target, *learns_end], dtype=np.bool_),
+        len(begin) + text.num_tokens + len(end),
+    )
+
+
+class _Texts:
+    """Divides or joins plain texts, so that each of their tokens is in exactly one example.
+
+    Args:
+        max_tokens: maximum number of tokens of an example.
+        ends: ids before and after a text; None: texts have them already.
+        mode: what becomes of a longer text.
+    """
+
+    def __init__(self, max_tokens: int, ends: Ends | None, mode: LongText) -> None:
+        self.ends = ends
+        self.mode: LongText = mode if ends is not None else "cut"
+        self._max_tokens = max_tokens
+        self._row = 0
+        """First row of the example that is being filled."""
+        self._ids: list[npt.NDArray[np.int32]] = []
+        self._num_tokens = 0
+
+    def divide(self, row: ConversationRow, text: _Encoded) -> Iterator[Tokenized | Skipped]:
+        """Yield the examples of a text.
+
+        Raises:
+            ExpectedError: the text is too long, and has to be refused.
+        """
+        assert self.ends is not None
+        whole = _close(text, self.ends)
+        if whole.num_tokens > self._max_tokens and self.mode == "refuse":
+            raise ExpectedError(
+                f"Row {row.number:,} of the data has {whole.num_tokens:,} tokens, more than "
+                f"sequence_tokens ({self._max_tokens:,}), and data.long_text is refuse.",
+                "Raise sequence_tokens, shorten it, or set data.long_text: split",
+            )
+        if self.mode == "join":
+            yield from self._fill(row.number, whole)
+        elif whole.num_tokens <= self._max_tokens:
+            yield _cut(row.number, [whole], self._max_tokens)
+        else:
+            yield from self._split(row.number, text, self.ends)
+
+    def _split(self, row: int, text: _Encoded, ends: Ends) -> Iterator[Tokenized | Skipped]:
+        assert text.stops is not None
+        room = max(1, self._max_tokens - len(ends.begin) - len(ends.end))
+        start = 0
+        while start < len(text.ids):
+            stop = find_cut(text.text, text.stops, start, start + room)
+            piece = _Encoded(text.ids[start:stop], text.is_target[start:stop], stop - start)
+            # Only the end of a document teaches the model to stop.
+            own = ends if stop == len(text.ids) else Ends(ends.begin, ())
+            yield _cut(row, [_close(piece, own)], self._max_tokens)
+            start = stop
+
+    def _fill(self, row: int, text: _Encoded) -> Iterator[Tokenized]:
+        place = 0
+        while place < len(text.ids):
+            if not self._num_tokens:
+                self._row = row
+            taken = text.ids[place : place + self._max_tokens - self._num_tokens]
+            self._ids.append(taken)
+            self._num_tokens += len(taken)
+            place += len(taken)
+            if self._num_tokens == self._max_tokens:
+                yield from self.finish()
+
+    def finish(self) -> Iterator[Tokenized]:
+        """Yield the example that is being filled, if any."""
+        if self._num_tokens > 1:
+            # In a block, the token before a text's first one predicts it.
+            targets = np.arange(self._num_tokens) > 0
+            segment = Segment(self._row, np.concatenate(self._ids), targets)
+            yield Tokenized((segment,), num_tokens=self._num_tokens)
+        self._ids, self._num_tokens = [], 0
+
+
+_BREAKS = ("\n\n", "\n", ". ", "! ", "? ", "\u3002", " ")
+"""Where a text is divided, the best first; U+3002 ends Chinese and Japanese sentences."""
+
+
+def find_cut(text: str, stops: npt.NDArray[np.int64], start: int, most: int) -> int:
+    """Return the token before which a text is divided, in the later half of what fits.
+
+    Args:
+        text: the text.
+        stops: position behind each token (T,).
+        start: first token of the piece.
+        most: the first token that does not fit.
+    """
+    if most >= len(stops):
+        return len(stops)
+    least = start + max(1, (most - start) // 2)
+    low, high = int(stops[least - 1]), int(stops[most - 1])
+    for sign in _BREAKS:
+        found = text.rfind(sign, low, high)
+        if found >= 0:
+            # A space belongs to the word behind it.
+            place = found + len(sign.rstrip(" "))
+            cut = int(np.searchsorted(stops, place, side="right"))
+            if start < cut <= most:
+                return cut
+    return most
 
 
 def _cut(row: int, texts: Sequence[_Encoded], max_tokens: int) -> Tokenized | Skipped:
@@ -339,7 +498,12 @@ def _render_row(tokenizer: Any, row: ConversationRow, *, by_hand: bool) -> _Rend
             text = row.text
             if by_hand:
                 text = _enclose(text, tokenizer.bos_token or "", tokenizer.eos_token or "")
-            return _Rendered((_Text(text, [range(len(text))]),))
+            spans = list(row.learned) or [range(len(text))]
+            texts = [_Text(text, spans)]
+            if row.rejected_text:
+                start = row.learned[0].start
+                texts.append(_Text(row.rejected_text, [range(start, len(row.rejected_text))]))
+            return _Rendered(tuple(texts))
         sides = [row.turns, row.rejected] if row.rejected else [row.turns]
         texts = [_render_with_answers(tokenizer, turns, row.num_shared_turns) for turns in sides]
         extra = tuple(sorted({key for turns in sides for turn in turns for key, _ in turn.extra}))

@@ -43,7 +43,8 @@ def write(path, rows):
 
 
 def make_spec(path, **changes):
-    data = {key: changes.pop(key) for key in ("format", "ignore_columns") if key in changes}
+    names = ("format", "ignore_columns", "long_text")
+    data = {key: changes.pop(key) for key in names if key in changes}
     data = DataSpec(train=str(path), **data)
     return RunSpec(model="m", data=data, **{"sequence_tokens": 64, **changes})
 
@@ -230,7 +231,7 @@ def test_the_share_of_tokens_that_is_cut_is_told_with_the_worst_file(tmp_path, t
     folder.mkdir()
     write(folder / "long.jsonl", [{"text": "The river runs on. " * 100}] * 3)
     write(folder / "short.jsonl", [{"text": "The river."}] * 3)
-    found = train(folder, tokenizer)
+    found = train(folder, tokenizer, long_text="cut")
     (cut,) = (one for one in found.findings if one.kind == "cut")
     assert cut.consequence == "warn"
     assert cut.total - cut.count == found.num_tokens.sum()
@@ -253,12 +254,11 @@ def test_a_very_long_text_keeps_its_beginning_and_counts_whole(tmp_path, tokeniz
     monkeypatch.setattr("agents.trainer.data.tokens._CHARS_AT_ONCE", 2000)
     monkeypatch.setattr("agents.trainer.data.tokens._PIECE_CHARS", 1000)
     path = write(tmp_path / "a.jsonl", [{"text": "The river runs on. " * 500}])
-    found = train(path, tokenizer)
+    found = train(path, tokenizer, long_text="cut")
     monkeypatch.undo()
     (tmp_path / "b").mkdir()
-    other = train(
-        write(tmp_path / "b" / "a.jsonl", [{"text": "The river runs on. " * 500}]), tokenizer
-    )
+    path = write(tmp_path / "b" / "a.jsonl", [{"text": "The river runs on. " * 500}])
+    other = train(path, tokenizer, long_text="cut")
     assert found.first_rows(1)[0][0].ids.tolist() == other.first_rows(1)[0][0].ids.tolist()
     (one,), (two,) = found.findings, other.findings
     assert abs(one.total - two.total) <= 10

@@ -16,7 +16,7 @@ from agents.trainer.data.conversations import ConversationRow, read_row
 from agents.trainer.data.rows import RowReader, find_files
 from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokenizer import load_tokenizer
-from agents.trainer.data.tokens import tokenize_rows
+from agents.trainer.data.tokens import TEXT_RULES, tokenize_rows
 from app.errors import UserError
 from app.library.data import check_form
 from tests.fakes.site import DEMO
@@ -39,7 +39,9 @@ def write(folder: Path, rows: Any, name: str = "a.jsonl") -> Path:
 
 def read(path: Path, objective: str = "sft", **options: Any) -> tuple[list[ConversationRow], Tally]:
     tally = Tally(name=path.name)
-    return list(RowReader(find_files(path), "auto", objective, tally, **options)), tally
+    rules = options.pop("rules", TEXT_RULES)
+    data = DataSpec(train="-", **options)
+    return list(RowReader(find_files(path), data, objective, tally, rules=rules)), tally
 
 
 def turns_of(row: ConversationRow) -> list[tuple[str, str]]:
