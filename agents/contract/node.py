@@ -48,7 +48,11 @@ _PLAUSIBLE = {
     "network_out_bytes_per_s": 1e15,
     "load": 1e9,
     "num_cores": 1e6,
+    "pc_memory_bytes": _MAX_BYTES,
+    "pc_num_cores": 1e6,
 }
+LimitKind = Literal["memory", "swap", "cpus", "processes"]
+"""Resource of a limit; `processes` counts threads, too."""
 
 
 def _drop_implausible(record: object) -> None:
@@ -116,6 +120,21 @@ class InterfaceFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceLimit:
+    """Limit of a container, a slice or a login, which leaves a node less than its PC has."""
+
+    kind: LimitKind
+    amount: float
+    """Bytes of memory or swap, or a number of CPUs, or of processes."""
+    place: str
+    """Where it is set: a file of a control group, or a setting such as `ulimit -v`."""
+
+    def check_foreign(self) -> None:
+        check_text("place", self.place)
+        check_number("amount", int(self.amount), 0, _MAX_BYTES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFacts:
     hostname: str
     os: str
@@ -124,9 +143,17 @@ class NodeFacts:
     architecture: str
     cpu: str | None = None
     num_cores: int | None = None
+    """CPUs that training may keep busy."""
     memory_bytes: int | None = None
+    """Memory that training may use, in bytes."""
     memory_available_bytes: int | None = None
-    """Memory that a program can take without swapping, in bytes."""
+    """Part of it that a program can take without swapping, in bytes."""
+    pc_num_cores: int | None = None
+    """CPUs of the whole PC; None: a node of an earlier version."""
+    pc_memory_bytes: int | None = None
+    """Memory of the whole PC, in bytes; None: a node of an earlier version."""
+    limits: tuple[ResourceLimit, ...] = ()
+    """Limits that leave it less than the PC has, at most one of each kind."""
     disk_bytes: int | None = None
     disk_free_bytes: int | None = None
     gpus: tuple[GpuFacts, ...] = ()
@@ -157,6 +184,7 @@ class NodeFacts:
             check_text(name, getattr(self, name) or "")
         _check_count("gpus", self.gpus, MAX_GPUS)
         _check_count("gpu_uses", self.gpu_uses, MAX_LISTED)
+        _check_count("limits", self.limits, MAX_LISTED)
         _check_count("interfaces", self.interfaces, MAX_LISTED)
         check_time("wall_s", self.wall_s)
         check_time("started_s", self.started_s)

@@ -19,11 +19,11 @@ from pathlib import Path
 from agents.contract.parallel import find_mode
 from agents.errors import ExpectedError
 from agents.file_hashes import is_cached
+from agents.limits import read_available_bytes
 from agents.shared.files.folder_files import open_regular
 from agents.trainer.checkpoint.fingerprint import hash_model
 from agents.trainer.model_view import is_outline
 from agents.trainer.rank.attempt import RankAttempt
-from agents.trainer.rank.host_memory import read_available_bytes
 
 # Number of threads that read files, as many as those that hash.
 _NUM_READERS = 4

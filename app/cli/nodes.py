@@ -36,6 +36,7 @@ from app.hub.node_tokens import describe_tokens
 from app.nodes.discovery.candidate import warn_of_overlay
 from app.nodes.node import LocalAddress, NodeAddress, SshAddress, WslAddress
 from app.presentation.environment_text import describe_environment, describe_trial
+from app.presentation.limit_text import show_cores, show_memory
 from app.text import DASH, show_bytes, show_duration, show_moment
 
 NO_NODES = (
@@ -323,8 +324,8 @@ def _facts(node: NodeSnapshot) -> list[tuple[str, str]]:
         ("up since", show_moment(facts.started_s, time.time())),
         ("python", facts.python),
         ("trains with", environment or f"{DASH} (rackless nodes setup {node.name})"),
-        ("cpu", f"{facts.cpu or DASH}, {facts.num_cores or DASH} cores"),
-        ("ram", show_bytes(facts.memory_bytes)),
+        ("cpu", f"{facts.cpu or DASH}, {show_cores(facts)}"),
+        ("ram", show_memory(facts)),
         ("disk free", f"{show_bytes(facts.disk_free_bytes)} of {show_bytes(facts.disk_bytes)}"),
     ]
     rows += [

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agents.foreign_code import forbid
+from agents.limits import read_available_bytes
 from agents.quantizers.job.heap import return_free_memory
 from agents.trainer.kernels import compiling
-from agents.trainer.rank.host_memory import read_available_bytes
 
 ANSWER_TOKENS = 32
 _NUM_ANSWERS = 8

@@ -98,6 +98,8 @@ class PlannedNode:
     name: str
     gpus: tuple[PlannedGpu, ...] = ()
     ram_bytes: int | None = None
+    ram_limit: str = ""
+    """Where a limit is set that leaves it less RAM than the PC has; empty: no limit."""
     system: System | None = None
     num_cores: int | None = None
     has_compiler: bool = True
@@ -131,6 +133,13 @@ class PlannedNode:
         """
         started = max(0, (self.ram_bytes or 0) - _SYSTEM_BYTES)
         return min(self.free_ram_bytes, int(STREAMED_SHARE * started))
+
+    @property
+    def why_little_ram(self) -> str:
+        """Reason why the node has little RAM, as a clause after a comma; empty: not known."""
+        if self.ram_limit:
+            return f", as {self.ram_limit} limits it to {(self.ram_bytes or 0) / 2**30:.1f} GiB"
+        return ", as WSL pins less than half" if self.system == "wsl" else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,6 +253,7 @@ def _node(
         name=name,
         gpus=gpus,
         ram_bytes=facts.memory_bytes,
+        ram_limit=next((one.place for one in facts.limits if one.kind == "memory"), ""),
         system=system,
         num_cores=facts.num_cores,
         has_compiler=facts.compiler is not None,
