@@ -368,14 +368,16 @@ class Calibration:
     card: str
     """Name of the GPU in its driver."""
     matrix_flops_per_s: float | None = None
-    """Speed of matrix products as wide as those of a 7B model, in bf16 or else fp16."""
+    """Speed of matrix products as wide as those of a 7B model, in the data type of training."""
     memory_bytes_per_s: float | None = None
     """Bytes read plus bytes written by a copy within the GPU, per second."""
     to_host_bytes_per_s: float | None = None
     """Speed of copies into pinned host memory."""
     from_host_bytes_per_s: float | None = None
     unpack_values_per_s: float | None = None
-    """NF4 weights unpacked to bf16 per second."""
+    """NF4 weights unpacked to that type per second."""
+    precision: str = ""
+    """torch's name of that type, such as `float16`; empty: measured by an earlier version."""
     measured_s: float = 0.0
     """Time of the measurement, in seconds since 1970 by the node's clock."""
     spread: float | None = None
@@ -390,6 +392,7 @@ class Calibration:
 
     def check_foreign(self) -> None:
         check_text("card", self.card)
+        check_text("precision", self.precision)
         check_time("measured_s", self.measured_s)
         check_number("context_bytes", self.context_bytes or 0, 0, MAX_CONTEXT_BYTES)
         for name in (
