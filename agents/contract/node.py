@@ -94,6 +94,23 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MigGpu:
+    """GPU in MIG mode, on which no rank trains: NCCL joins no slices of one GPU."""
+
+    index: int
+    name: str
+    slices: tuple[str, ...] = ()
+    """Names of its slices, such as `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
+
+    def check_foreign(self) -> None:
+        check_number("index", self.index, 0, MAX_LISTED)
+        check_text("name", self.name)
+        _check_count("slices", self.slices, MAX_LISTED)
+        for name in self.slices:
+            check_text("slices", name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GpuUse:
     """Work that holds the lease of a GPU."""
 
@@ -159,6 +176,8 @@ class NodeFacts:
     gpus: tuple[GpuFacts, ...] = ()
     gpu_problem: str | None = None
     """Reason why no GPU is listed although a driver seems to be installed; None: no problem."""
+    mig_gpus: tuple[MigGpu, ...] = ()
+    """GPUs in MIG mode, which are not among `gpus`."""
     gpu_uses: tuple[GpuUse, ...] = ()
     """Work that holds GPUs of this node."""
     interfaces: tuple[InterfaceFacts, ...] = ()
@@ -183,6 +202,7 @@ class NodeFacts:
         for name in (*texts, "machine_id", "agent_home"):
             check_text(name, getattr(self, name) or "")
         _check_count("gpus", self.gpus, MAX_GPUS)
+        _check_count("mig_gpus", self.mig_gpus, MAX_GPUS)
         _check_count("gpu_uses", self.gpu_uses, MAX_LISTED)
         _check_count("limits", self.limits, MAX_LISTED)
         _check_count("interfaces", self.interfaces, MAX_LISTED)

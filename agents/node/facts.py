@@ -17,7 +17,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from agents.contract.node import GpuFacts, InterfaceFacts, NodeFacts
+from agents.contract.node import GpuFacts, InterfaceFacts, MigGpu, NodeFacts
 from agents.contract.wire import from_wire
 from agents.limits import count_cpus, read_limits, read_memory
 from agents.node.examination.reading import read_int, read_text
@@ -41,6 +41,7 @@ def read_facts(home: Home) -> NodeFacts:
     disk = read_disk(home.path)
     free = shutil.disk_usage(home.path).free if disk else None
     gpus, problem = read_gpus(home)
+    mig = (read_json(home.telemetry / "recorder.json") or {}).get("mig_gpus", ())
     return NodeFacts(
         hostname=socket.gethostname(),
         os=parse_os_release(read_text("/etc/os-release") or "") or platform.system(),
@@ -58,6 +59,7 @@ def read_facts(home: Home) -> NodeFacts:
         disk_free_bytes=free,
         gpus=gpus,
         gpu_problem=problem,
+        mig_gpus=tuple(from_wire(MigGpu, one) for one in mig),
         interfaces=read_interfaces(),
         address=parse_connection(os.environ.get("SSH_CONNECTION", "")),
         wsl=read_wsl_mode(),

@@ -64,6 +64,7 @@ def _introduce(home: Home, gpus: GpuReader) -> None:
         "archive": archive_path(),
         "gpus": to_wire(gpus.read_facts()),
         "gpu_problem": gpus.problem,
+        "mig_gpus": to_wire(tuple(gpus.mig)),
     }
     if identity is not None:
         write_json(home.telemetry / "recorder.json", {**identity.to_json(), **facts})

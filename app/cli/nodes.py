@@ -35,6 +35,7 @@ from app.flows.add_node import find_overlay, warn_of_lost_key
 from app.hub.node_tokens import describe_tokens
 from app.nodes.discovery.candidate import warn_of_overlay
 from app.nodes.node import LocalAddress, NodeAddress, SshAddress, WslAddress
+from app.planning.hardware.mig import describe_mig
 from app.presentation.environment_text import describe_environment, describe_trial
 from app.presentation.limit_text import show_cores, show_memory
 from app.text import DASH, show_bytes, show_duration, show_moment
@@ -301,6 +302,7 @@ def _devices(node: NodeSnapshot) -> str:
         return DASH
     names = [gpu.name for gpu in node.facts.gpus]
     counted = [f"{names.count(n)} x {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names)]
+    counted += [f"{gpu.name} (MIG, not used)" for gpu in node.facts.mig_gpus]
     return ", ".join(counted) or node.facts.cpu or "CPU"
 
 
@@ -332,6 +334,7 @@ def _facts(node: NodeSnapshot) -> list[tuple[str, str]]:
         (f"gpu {gpu.index}", f"{gpu.name}, {show_bytes(gpu.memory_bytes)}, driver {gpu.driver}")
         for gpu in facts.gpus
     ]
+    rows += [(f"gpu {gpu.index}", describe_mig(gpu)) for gpu in facts.mig_gpus]
     if facts.gpu_problem:
         rows.append(("gpu problem", facts.gpu_problem))
     return rows

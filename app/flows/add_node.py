@@ -19,6 +19,7 @@ from app.nodes.node import (
     check_node_name,
     parse_ssh_target,
 )
+from app.planning.hardware.mig import describe_mig
 from app.presentation.limit_text import show_cores, show_memory
 from app.text import DASH, capitalize, show_bytes
 
@@ -169,6 +170,8 @@ def _notes(facts: NodeFacts) -> Iterator[str]:
         yield warn_of_overlay(overlay)
     if facts.gpu_problem:
         yield facts.gpu_problem
+    elif facts.mig_gpus:
+        yield from (f"{describe_mig(gpu)}." for gpu in facts.mig_gpus)
     elif not facts.gpus:
         yield "No NVIDIA GPU found. It trains on its CPU, which is slow."
     if facts.disk_free_bytes is not None and facts.disk_free_bytes < LITTLE_DISK_BYTES:

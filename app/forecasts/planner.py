@@ -133,6 +133,7 @@ class Planner:
             weights_note = f"{spec.model} holds no weights: a start needs them"
         notes = [note for note in (shape_note, weights_note, data_note) if note]
         notes += await asyncio.to_thread(_list_faults, self._services.planning, cluster)
+        notes += [f"{node.name}: {text}" for node in cluster.nodes for text in node.unused_gpus]
         if silent:
             verb = "does" if len(silent) == 1 else "do"
             notes.append(

@@ -12,6 +12,7 @@ from app.events import NodeSnapshot
 from app.gui.kit.primitives import make_label, make_selectable
 from app.gui.session.context import Context
 from app.gui.tables.node_columns import describe_clock, describe_environment
+from app.planning.hardware.mig import describe_mig
 from app.presentation.limit_text import show_cores, show_memory
 from app.presentation.plan_text import describe_calibration
 from app.telemetry.stream import DeviceKey
@@ -63,6 +64,7 @@ def describe_node_facts(
         rows.append((f"GPU {gpu.index}", f"{gpu.name}, {show_bytes(gpu.memory_bytes)}{driver}"))
         if gpu.uuid in measured:
             rows.append((f"GPU {gpu.index} measured", describe_calibration(measured[gpu.uuid])))
+    rows += [(f"GPU {gpu.index}", describe_mig(gpu)) for gpu in facts.mig_gpus]
     # Docker and VPNs add many virtual interfaces; the first four are the ones in use.
     for interface in facts.interfaces[:4]:
         speed = f", {interface.speed_mbit} Mbit/s" if interface.speed_mbit else ""
