@@ -214,7 +214,7 @@ async def _check_node(services: Services, node: str, own: str) -> NodeFacts:
                 "Wait until it ends, cancel it where it began, or choose other nodes.",
                 topic="gpu-in-use",
             )
-    # Its CPU would train instead, which nobody expects of a PC with a GPU.
+    # Its CPU would train instead, far slower than a PC with such a GPU promises.
     if facts.mig_gpus and not facts.gpus:
         first = facts.mig_gpus[0]
         raise UserError(f"node {node}: {describe_mig(first)}", f"{say_turn_off(first)}.")
