@@ -300,7 +300,8 @@ def _find_earlier(
     asked = asked if asked is not None and text.startswith(asked) else None
     is_prefix = answered is not None and text.startswith(answered)
     if asked is not None and answered is not None and is_prefix and answered.startswith(asked):
-        return range(len(asked), len(answered))
+        stop = len(answered) + _count_end(tokenizer, turns[place].content, answered, text)
+        return range(len(asked), stop)
     other = _answer_otherwise(turns, place)
     whole = _render(tokenizer, turns, add_generation_prompt=False)
     before, found, after = _render(tokenizer, other, add_generation_prompt=False).partition(
@@ -319,6 +320,16 @@ def _find_earlier(
     header = (asked or "")[_count_same(bare, asked or "") :]
     closing = _find_closing(tokenizer, alone.partition(_OTHER_ANSWER)[2], after, follower, header)
     return range(start, end + len(closing))
+
+
+def _count_end(tokenizer: Any, content: str, answered: str, text: str) -> int:
+    """Return the length of an end token that a template writes only if another turn follows."""
+    eos = tokenizer.eos_token
+    if not eos or not text.startswith(eos, len(answered)):
+        return 0
+    closing = answered.rpartition(content.strip())[2]
+    is_ended = any(token in _own_tokens(tokenizer) for token in _tokenize(tokenizer, closing)[0])
+    return 0 if is_ended else len(eos)
 
 
 def _find_closing(tokenizer: Any, alone: str, after: str, follower: str, header: str) -> str:
