@@ -6,9 +6,10 @@ The programs are not run here. The configuration is compared with the fields tha
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agents.contract.formats import EXPORTS
@@ -47,6 +48,9 @@ class ServedFolder:
     """Ollama's template with its stops, as lines of a Modelfile, by GGUF type."""
     template_problems: Mapping[str, str]
     """Reason why the model's template cannot be written in a Modelfile, by GGUF type."""
+    stops: Mapping[str, str] = field(default_factory=dict)
+    """Token that ends an answer, if the file names one in addition to its end token, by GGUF
+    type."""
 
 
 def serve_commands(artifact: ArtifactSnapshot, folder: ServedFolder) -> tuple[ServeCommand, ...]:
@@ -118,6 +122,8 @@ def _ollama(artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: s
     modelfile = f"Modelfile-{kind}"
     template = folder.templates.get(kind, "")
     why = folder.template_problems.get(kind, "")
+    end = folder.stops.get(kind, "")
+    stop = f"PARAMETER stop {json.dumps(end)}\n" if end else ""
     note = (
         "The Modelfile has the model's own chat template."
         if template
@@ -130,7 +136,7 @@ def _ollama(artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: s
         command=f"ollama create {name}:{tag} -f {shlex.quote(f'{folder.path}/{modelfile}')} "
         f"&& ollama run {name}:{tag}",
         notes=(note, NOT_TRIED),
-        modelfile=f"FROM ./{file}\n{template}",
+        modelfile=f"FROM ./{file}\n{template}{stop if stop not in template else ''}",
         modelfile_name=modelfile,
     )
 

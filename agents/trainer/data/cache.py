@@ -46,6 +46,7 @@ _SOURCES = (
     "packing",
     "parquet_reader",
     "rows",
+    "stops",
     "store",
     "tally",
     "templates",

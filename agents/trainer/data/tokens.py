@@ -30,12 +30,12 @@ from agents.trainer.data.answers import (
     Note,
     RenderedText,
     TurnEnd,
-    find_turn_end,
     fold_system,
     render_answers,
 )
 from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.examples import Segment
+from agents.trainer.data.stops import find_bounded_turn_end
 from agents.trainer.data.tally import Skipped
 
 TEXT_RULES = 3
@@ -193,7 +193,7 @@ def _tokenize(
         segments = [next(encoded) for _ in item.texts]
         notes = item.notes
         if texts.rules >= 3 and any(one.ends_with_answer for one in item.texts):
-            end = texts.turn_end or _find_turn_end(tokenizer)
+            end = texts.turn_end or find_bounded_turn_end(tokenizer)
             texts.turn_end = end
             if end.token is None:
                 notes |= {(ENDLESS, "")}
@@ -214,22 +214,6 @@ def _tokenize(
             if isinstance(cut, Skipped)
             else replace(cut, label=row.label, extra=item.extra, dropped=item.dropped, notes=notes)
         )
-
-
-def _find_turn_end(tokenizer: Any) -> TurnEnd:
-    """Return the token that ends a learned answer.
-
-    Raises:
-        ExpectedError: the chat template does not end, or fills the memory.
-    """
-    try:
-        with bounded_work.limited_memory():
-            return bounded_work.within_limits(lambda: find_turn_end(tokenizer))
-    except (bounded_work.LimitReached, MemoryError) as error:
-        reason = str(error) or "the memory that it may use"
-        raise ExpectedError(
-            f"The chat template of this model needs more than {reason}.", bounded_work.KILLED_HINT
-        ) from None
 
 
 def _end_answer(text: _Encoded, end: int) -> _Encoded:
