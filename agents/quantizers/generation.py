@@ -255,6 +255,8 @@ class _LlamaCppSpeaker:
             "temperature": turn.temperature,
             "top_p": turn.top_p,
             "stream": True,
+            # Thoughts are part of the text, as in Transformers; else they would be left out.
+            "reasoning_format": "none",
         }
         self._server.handle_chat_completions(asked, hear)
         if problems:
