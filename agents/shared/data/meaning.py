@@ -122,6 +122,8 @@ KINDS = (
                otherwise="note"),
     ColumnKind("empty_thought", "is written before these answers without a thought, and is not "
                "learned: a chat shows it with enable_thinking: false", "", otherwise="note"),
+    ColumnKind("own_thought", "begins the thoughts of these answers, and a chat shows an empty one "
+               "in their place: the model thinks where a chat enables it", "", otherwise="note"),
     ColumnKind("prompt", "begins otherwise than in a chat, as the model's chat template writes it: "
                "the model may not answer there as it has learned",
                "Compare the preview with a chat, or use a model whose template writes both alike"),

@@ -43,7 +43,8 @@ _CHANGED = (
     "the chat template of this model changes the assistant's answer, so the part to learn cannot "
     "be located"
 )
-CONTINUED, EMPTY_THOUGHT, OTHER_PROMPT = "continued", "empty_thought", "prompt"
+CONTINUED, EMPTY_THOUGHT, OWN_THOUGHT = "continued", "empty_thought", "own_thought"
+OTHER_PROMPT = "prompt"
 UNENDED, DROPPED_TURN, ENDLESS = "unended", "dropped_turn", "endless"
 Note = tuple[str, str]
 """Kind of a finding about a row, and the part of the text that it is about."""
@@ -205,7 +206,7 @@ def _find_last(tokenizer: Any, turns: tuple[ConversationTurn, ...], text: str) -
     # The prompt closes an empty thought, and the row has its own.
     prompt = prompt[:opened]
     if text.startswith(f"{prompt}{opening}") and thought in text:
-        return _Found(text, range(opened, len(text)))
+        return _Found(text, range(opened, len(text)), (OWN_THOUGHT, opening))
     own = content if closing in content else f"{opening}\n{thought}\n{closing}\n\n{content}"
     return _continue(content, prompt, own, ending, opening)
 

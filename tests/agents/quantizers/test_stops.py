@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -20,6 +19,7 @@ from tests.agents.quantizers.forked_converter import convert
 from tests.agents.quantizers.test_chat import ask, speaker_of
 from tests.agents.quantizers.test_merge import merge_to
 from tests.agents.trainer.data import chat_templates as families
+from tests.agents.trainer.data.chat_templates import make_model
 from tests.agents.trainer.ranks import DEMO, Run, make_spec
 
 # Short texts of their kinds; the demo model's vocabulary has no other control tokens.
@@ -33,22 +33,6 @@ KINDS = {
     "closed-only-if-followed": (families.CLOSED_IF_FOLLOWED.replace("</s>", "<|end|>"), ()),
     "opens-thought": (OPENS_THOUGHT, ("<think>", "</think>")),
 }
-
-
-def make_model(folder: Path, template: str, tokens: tuple[str, ...]) -> Path:
-    """Copy the demo model with another chat template and more control tokens."""
-    shutil.copytree(DEMO / "model", folder)
-    path = folder / "tokenizer.json"
-    about = json.loads(path.read_bytes())
-    last = max([*about["model"]["vocab"].values(), *(one["id"] for one in about["added_tokens"])])
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    about["added_tokens"] += [
-        {"id": last + place, "content": token, "special": True, **flags}
-        for place, token in enumerate(tokens, start=1)
-    ]
-    path.write_text(json.dumps(about))
-    (folder / "chat_template.jinja").write_text(template)
-    return folder
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,12 @@
-"""Short chat templates in the manner of published families, for tests."""
+"""Short chat templates in the manner of published families, and models with them, for tests."""
 
 from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from tests.agents.trainer.ranks import DEMO
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -90,3 +96,19 @@ TOKENS = (
     "<|Assistant|>", "[gMASK]", "<sop>", "<|start|>", "<|message|>", "<|channel|>", "<|return|>",
 )  # fmt: skip
 """Their control tokens, in addition to those of the demo model."""
+
+
+def make_model(folder: Path, template: str, tokens: tuple[str, ...]) -> Path:
+    """Copy the demo model with another chat template and more control tokens."""
+    shutil.copytree(DEMO / "model", folder)
+    path = folder / "tokenizer.json"
+    about = json.loads(path.read_bytes())
+    last = max([*about["model"]["vocab"].values(), *(one["id"] for one in about["added_tokens"])])
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    about["added_tokens"] += [
+        {"id": last + place, "content": token, "special": True, **flags}
+        for place, token in enumerate(tokens, start=1)
+    ]
+    path.write_text(json.dumps(about))
+    (folder / "chat_template.jinja").write_text(template)
+    return folder

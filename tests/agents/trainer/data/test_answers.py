@@ -10,6 +10,7 @@ from agents.trainer.data.answers import (
     DROPPED_TURN,
     EMPTY_THOUGHT,
     OTHER_PROMPT,
+    OWN_THOUGHT,
     UNENDED,
     find_turn_end,
 )
@@ -88,9 +89,9 @@ TABLE = [
      "<|im_start|>user\nAnd<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
      "[[No.<|im_end|>\n]]", ()),
     ("QWEN3_5", THOUGHT, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-     "[[<think>\nhm\n</think>\n\nYes.<|im_end|>\n]]", ()),
+     "[[<think>\nhm\n</think>\n\nYes.<|im_end|>\n]]", ((OWN_THOUGHT, "<think>"),)),
     ("QWEN3_5", KEYED, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-     "[[<think>\nhm\n</think>\n\nYes.<|im_end|>\n]]", ()),
+     "[[<think>\nhm\n</think>\n\nYes.<|im_end|>\n]]", ((OWN_THOUGHT, "<think>"),)),
     ("DEEPSEEK_R1", TWO, "<|begin_of_text|><|User|>Hi<|Assistant|>[[Yes.</s>]]<|User|>And"
      "<|Assistant|><think>\n[[\n</think>\n\nNo.</s>]]", ((CONTINUED, "<think>"),)),
     ("DEEPSEEK_R1", THOUGHT, "<|begin_of_text|><|User|>Hi<|Assistant|><think>\n"
