@@ -19,6 +19,7 @@ from pathlib import Path
 
 import asyncssh
 
+from agents.shared.files.full_disk import advise_room, name_disk_error
 from app.errors import LoginRefused, UserError
 from app.filelock import locked
 from app.nodes.node import SshAddress, with_key_of
@@ -65,8 +66,8 @@ class CopiedKeys:
                 replace_text(self._path, json.dumps(lines, indent=1) + "\n")
         except OSError as error:
             raise UserError(
-                f"{self._path} cannot be written: {error.strerror or error}",
-                "Free some space on that disk, or give yourself write access to that folder",
+                f"{self._path} cannot be written: {name_disk_error(error)}",
+                f"{advise_room(error)}, or give yourself write access to that folder",
             ) from error
 
 

@@ -318,13 +318,12 @@ def _describe_disk(line: Line, node: str, rank: int | None) -> Description:
     lacks = text_of(line, "lacks")
     if not lacks:
         return "info", f"the disk of {node} has room again", True
-    what = "takes no more files (its inodes are used up)" if lacks == "files" else "is full"
-    return (
-        "warning",
-        f"the disk of {node} {what}; training continues, but its logs may have gaps: free some "
-        "space there",
-        True,
-    )
+    what, remedy = "is full", "free some space there"
+    if lacks == "files":
+        what = "takes no more files, since its inodes are used up"
+        remedy = "delete files there, also small ones (df -i)"
+    text = f"the disk of {node} {what}; training continues, but its logs may have gaps: {remedy}"
+    return "warning", text, True
 
 
 def _describe_moving(line: Line, node: str, rank: int | None) -> Description:
