@@ -67,3 +67,24 @@ def test_a_rank_that_hangs_beside_a_sound_network_is_not_excused(node: Node) -> 
     network.wait(0.0, 100.0)
     assert network.num_asked > 10
     assert not network.watch.excuses(70.0, 100.0)
+
+
+def test_a_node_that_is_lost_while_ranks_load_is_known_though_no_rank_waits_yet(node: Node) -> None:
+    network = Network(node, outage_s=30.0)
+
+    def look(now_s: float, *, waits_s: float = 0.0) -> float:
+        network.watch.look(waits_s, now_s, is_loading=True)
+        if network.watch._thread is not None:
+            network.watch._thread.join()
+        return network.watch.measure(now_s)
+
+    assert [look(float(now_s)) for now_s in range(0, 600, 2)] == [0.0] * 300
+    network.silent = ("b",)
+    away_s = [look(float(now_s)) for now_s in range(600, 640, 2)]
+    assert away_s[-1] >= 36.0
+    # A rank that had waited for a slow node for long before gives it as long to come back.
+    assert network.watch.excuses(630.0, 610.0)
+    assert not network.watch.excuses(630.0, 638.0)
+    network.silent = ()
+    look(640.0)
+    assert look(642.0) == 0.0
