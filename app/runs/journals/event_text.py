@@ -176,12 +176,10 @@ def _describe_regrouped(line: Line, node: str, rank: int | None) -> Description:
     nodes, lost = names_of(line, "nodes"), names_of(line, "lost_nodes")
     if not nodes or not lost:
         return None
-    return (
-        "warning",
-        f"{text_of(line, 'reason')}; {show_list(nodes)} continued in their processes, back after "
-        f"{show_duration(number_of(line, 'seconds'))}, and no completed step is repeated",
-        False,
-    )
+    cost_s = number_of(line, "cost_s")
+    back = f", back after {show_duration(cost_s)}, and" if cost_s is not None else ", and"
+    text = f"{text_of(line, 'reason')}; {show_list(nodes)} continued in their processes{back}"
+    return "warning", f"{text} no completed step is repeated", False
 
 
 def _describe_checkpoint_failed(line: Line, node: str, rank: int | None) -> Description:
