@@ -22,6 +22,12 @@ use less."""
 WORK_BYTES_PER_S = 32 << 10
 """Bytes read or written per second from which a rank counts as working; polls of a store are
 less."""
+_CAUSES = {
+    "T": " The process was stopped (SIGSTOP).",
+    "t": " The process is held by a debugger.",
+    FROZEN: " The process is frozen: its control group was paused.",
+    "D": " The process is stuck in the kernel: the disk or the GPU driver does not answer.",
+}
 CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
 
@@ -92,6 +98,13 @@ def read_process_state(pid: int) -> str:
     except (OSError, IndexError):
         return ""
     return FROZEN if state in ("D", "S") and is_frozen(pid) else state
+
+
+def describe_state(state: str, usage: Usage | None = None) -> str:
+    """Return a sentence about a process without signs of work, after a space; empty if unknown."""
+    if state not in HALTED and usage is not None and "D" in usage.states:
+        state = "D"  # one of its threads is the one that the disk keeps waiting
+    return _CAUSES.get(state, "" if usage is None else " It neither computes nor reads or writes.")
 
 
 def is_frozen(pid: int) -> bool:

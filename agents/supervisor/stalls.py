@@ -79,8 +79,8 @@ class Stall:
     """State in /proc/PID/stat: T stopped, D stuck in the kernel, R busy, S waiting; or F frozen."""
     maybe_remote: bool
     """True if the cause may be a rank on another node."""
-    is_quiet: bool = False
-    """True if it neither computes, reads, writes nor waits for other ranks."""
+    usage: Usage | None = None
+    """Its last measurement if it neither computes, reads, writes nor waits for other ranks."""
 
 
 @dataclass
@@ -277,9 +277,6 @@ class StallWatch:
     def _describe(self, track: _Track, now_s: float) -> Stall:
         state, quiet_s = read_process_state(track.rank.pid), _quiet_s(track, now_s)
         is_quiet = _is_quiet(track, now_s)
-        # A thread of the rank may be the one that the disk keeps waiting.
-        if is_quiet and state not in HALTED and track.usage and "D" in track.usage[1].states:
-            state = "D"
         return Stall(
             rank=track.rank,
             phase=track.phase,
@@ -288,7 +285,7 @@ class StallWatch:
             process_state=state,
             # A running or sleeping process may be in a collective; a halted one is the cause.
             maybe_remote=self._has_others and state not in (*HALTED, "D") and not is_quiet,
-            is_quiet=is_quiet,
+            usage=track.usage[1] if is_quiet and track.usage else None,
         )
 
 

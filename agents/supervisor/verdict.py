@@ -15,7 +15,7 @@ from agents.contract.run import AttemptIntent, AttemptState, FailureCause
 from agents.shared.files.bounded_work import KILLED_MESSAGE
 from agents.supervisor.attempt import EXIT_USER_ERROR
 from agents.supervisor.clocks import Sleep
-from agents.supervisor.process_signs import FROZEN
+from agents.supervisor.process_signs import describe_state
 from agents.supervisor.ranks import RankProcess, find_telling_line
 from agents.supervisor.stalls import Stall
 from agents.supervisor.sweep import describe_unkillable
@@ -208,19 +208,12 @@ def describe_stall(
         has_ended: False for a rank that may still continue.
     """
     place = "" if stall.step is None else f" after step {stall.step}"
-    cause = {
-        "T": " The process was stopped (SIGSTOP).",
-        "t": " The process is held by a debugger.",
-        FROZEN: " The process is frozen: its control group was paused.",
-        "D": " The process is stuck in the kernel: the disk or the GPU driver does not answer.",
-    }.get(stall.process_state, "")
+    cause = describe_state(stall.process_state, stall.usage)
     if silent and stall.maybe_remote:
         patience = f"; this run waits up to {intent.outage_s:.0f} s for that to end"
         cause = f" {describe_silence(silent)}{'' if has_ended else patience}."
     elif stall.maybe_remote:
         cause = " It may be waiting for a rank on another node: check that one too."
-    elif stall.is_quiet and not cause:
-        cause = " It neither computes nor reads or writes."
     verb = "stood still" if has_ended else "has stood still"
     return (
         f"Rank {stall.rank.rank} on node {intent.node} ({stall.rank.device}) {verb} for "
