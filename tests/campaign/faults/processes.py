@@ -97,17 +97,17 @@ class RankOom(Fault):
 
 class RankFrozen(Fault):
     name = "rank-frozen"
-    does = "a rank hangs in the kernel, where not even kill -9 reaches it"
+    does = "the control group of a rank is frozen, where not even kill -9 reaches it"
     needs = "freezer"
-    lasts_s = 150.0
+    lasts_s = 60.0
 
     @property
     def expectation(self) -> Expectation:
         return Expectation(
-            named=(("rank {rank}", "node {node}", "kernel"),),
-            within_s=12.0,
+            named=(("rank {rank}", "node {node}", "frozen"),),
+            within_s=5.0,
             recovery="recovered",
-            back_s=120.0,  # a rank that may wait for a disk or a server is given a minute
+            back_s=60.0,  # its supervisor ends it after ten seconds, and nothing does
             alarms=True,
         )
 
