@@ -49,6 +49,8 @@ SETTLE_S = 2.0
 """Time for which the set of reachable nodes must not change before a claim, in seconds."""
 PEERS_PAUSE_S = 2.0
 """Time between two polls while ranks load, in seconds."""
+CLOSED_POLLS = 5
+"""Number of these polls that must find a part ended on purpose or by its own error."""
 BIND_RETRY_S = 5.0
 _RETRY_S = (2.0, 6.0)
 """Shortest and longest wait after a failed claim, in seconds."""
@@ -96,6 +98,8 @@ class ElectionWatch:
         self._said = ""
         # Time of the next poll while ranks load; None: they have begun to train.
         self._peers_due_s: float | None = 0.0
+        # Number of consecutive polls that found a part ended.
+        self._num_ended = 0
         # Normally the recorder replaces a killed supervisor; it may have been killed as well.
         self._ownership = OwnershipWatch(part.home)
         self._others = PeerStates(part.peers)
@@ -164,7 +168,11 @@ class ElectionWatch:
             self._peers_due_s = None
             return
         ended = [s for s in self._others.look(0.0).states.values() if s.part != "active"]
+        self._num_ended = self._num_ended + 1 if ended else 0
         for state in ended[:1]:
+            # A stop reaches the nodes one after the other, and then ends the ranks here as well.
+            if state.part == "closed" and self._num_ended < CLOSED_POLLS:
+                break
             self._say(f"the part of {state.node} has ended: {state.reason}")
             with contextlib.suppress(ExpectedError):  # disk full: tried again
                 named = {"node": state.node, "reason": state.reason}
