@@ -169,7 +169,7 @@ class ElectionWatch:
             return
         ended = [s for s in self._others.look(0.0).states.values() if s.part != "active"]
         self._num_ended = self._num_ended + 1 if ended else 0
-        for state in ended[:1]:
+        for state in sorted(ended, key=lambda state: state.part != "lost")[:1]:
             # A stop reaches the nodes one after the other, and then ends the ranks here as well.
             if state.part == "closed" and self._num_ended < CLOSED_POLLS:
                 break
