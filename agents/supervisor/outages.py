@@ -80,6 +80,8 @@ class OutageWatch:
         self._due_s = 0.0
         self.silent: tuple[str, ...] = ()
         """Nodes that did not answer the last probe."""
+        self.is_known = not intent.addresses
+        """True if a probe has ended since ranks began to wait, or none is possible."""
         self._healed_s: float | None = None
         self._outage_s = 0.0
         # Time at which all nodes last answered, or at which the wait for them began.
@@ -97,6 +99,7 @@ class OutageWatch:
         is_asked = is_loading or waits_s >= self._asked_after_s
         if not is_asked or not self._intent.addresses:
             self.silent, self._healed_s, self._answer, self._heard_s = (), None, None, None
+            self.is_known = not self._intent.addresses
             return
         if self._heard_s is None:
             self._heard_s = now_s - waits_s
@@ -104,6 +107,7 @@ class OutageWatch:
         if self._thread is not None and self._thread.is_alive():
             return
         answer, self._answer = self._answer, None
+        self.is_known = self.is_known or answer is not None
         if answer:
             self.silent, self._healed_s = answer, None
         elif answer is not None and self.silent:

@@ -261,6 +261,8 @@ class Supervisor:
 
     def _name_standstill(self, found: Stall | None) -> None:
         """Report to the master when a rank stands still, for which nodes, and when it continues."""
+        if found is not None and found.maybe_remote and not self._outages.is_known:
+            return  # the probe in progress tells whether it waits for a node that is away
         rank = found.rank.rank if found else None
         silent = self._outages.silent if found and found.maybe_remote else ()
         is_known = silent == self._standing_for or not silent
@@ -328,8 +330,10 @@ class Supervisor:
                 late = [rank.rank for rank in self._group.ranks if not rank.has_ended]
                 return self._describe_late(late, stalls, grace_s)
             self._group.wait(min(left_s, TICK_S))
-            stall = stalls.check(time.monotonic(), is_stopping=True)
-            self._name_standstill(stalls.find_standstill(time.monotonic()))
+            now_s = time.monotonic()
+            stall = stalls.check(now_s, is_stopping=True)
+            self._outages.look(stalls.measure_wait(now_s), now_s)
+            self._name_standstill(stalls.find_standstill(now_s))
             if stall is not None:
                 silent = self._outages.silent
                 return self._stop_hung(stalls, describe_stall(stall, self._intent, silent))

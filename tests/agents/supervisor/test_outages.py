@@ -44,6 +44,22 @@ def test_ranks_wait_for_a_silent_node_as_long_as_chosen(node: Node) -> None:
     assert network.watch.silent == ("b",)
 
 
+def test_whether_nodes_answer_is_known_only_once_a_probe_has_ended(node: Node) -> None:
+    network = Network(node, outage_s=60.0)
+    network.silent = ("b",)
+    for now_s in (4.5, 5.0):
+        network.watch.look(now_s, now_s)
+        assert not network.watch.is_known
+    assert network.watch._thread is not None
+    network.watch._thread.join()
+    network.watch.look(5.5, 5.5)
+    assert (network.watch.is_known, network.watch.silent) == (True, ("b",))
+    network.watch.look(0.0, 6.0)
+    assert not network.watch.is_known, "the next wait needs a probe of its own"
+    alone = OutageWatch(node.intent("train", elsewhere=1))
+    assert alone.is_known, "a master of an earlier version named no addresses"
+
+
 def test_after_an_outage_ranks_get_as_long_again_to_go_on(node: Node) -> None:
     network = Network(node, outage_s=60.0)
     network.silent = ("b",)
