@@ -128,6 +128,10 @@ class OutageWatch:
             return False
         return now_s - self._healed_s < max(RECOVERY_S, min(self._outage_s, self._intent.outage_s))
 
+    def forgive(self, now_s: float) -> None:
+        """Count the silence of nodes from now on: another probe has found that they answer."""
+        self._heard_s = now_s
+
     def measure(self, now_s: float) -> float:
         """Return the time for which a node has not answered, in seconds; 0 if all do."""
         return now_s - self._heard_s if self.silent and self._heard_s is not None else 0.0

@@ -219,7 +219,10 @@ class Supervisor:
         """Return the outcome of ranks that load if ranks of other nodes are certainly gone."""
         away_s = self._outages.measure(now_s)
         if away_s >= self._intent.outage_s:
-            return judge_away(self._group.ranks, self._intent, self._outages.silent, away_s)
+            # Asked at more ports: no rank waits yet, and a firewall may drop the usual probe.
+            if silent := find_silent_peers(self._intent):
+                return judge_away(self._group.ranks, self._intent, silent, away_s)
+            self._outages.forgive(now_s)
         ended = read_json(self._attempt.file(run_layout.ENDED_PEER_FILE)) or {}
         if "node" not in ended:
             return None

@@ -86,8 +86,8 @@ def judge_away(
     places = [f"rank {rank.rank} in phase {_read_phase(rank)}" for rank in ranks]
     return AttemptOutcome(
         state="failed",
-        message=f"{describe_silence(silent)}, for {away_s:.0f} s already, while the ranks on node "
-        f"{intent.node} load ({', '.join(places)}).",
+        message=f"Node {' and '.join(silent)} {'has' if len(silent) == 1 else 'have'} not answered "
+        f"for {away_s:.0f} s while the ranks on node {intent.node} load ({', '.join(places)}).",
         peer_lost=True,
         lost_nodes=silent,
         cause="peer_lost",

@@ -101,6 +101,8 @@ def test_a_node_that_is_lost_while_ranks_load_is_known_though_no_rank_waits_yet(
     # A rank that had waited for a slow node for long before gives it as long to come back.
     assert network.watch.excuses(630.0, 610.0)
     assert not network.watch.excuses(630.0, 638.0)
+    network.watch.forgive(638.0)
+    assert look(640.0) == 2.0
     network.silent = ()
-    look(640.0)
-    assert look(642.0) == 0.0
+    look(642.0)
+    assert look(644.0) == 0.0

@@ -88,7 +88,7 @@ class CutLoading(Fault):
 
     @property
     def expectation(self) -> Expectation:
-        named = (("{node}", "was lost"), ("{node}", "not answer"), ("{node}", "unreachable"))
+        named = (("{node}", "was lost"), ("{node}", "not answered"))
         return Expectation(
             named=named,
             within_s=LOST_AFTER_S + 10.0,
