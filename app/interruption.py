@@ -53,8 +53,8 @@ class Interruption:
     noticed_s: float
     """Time at which the end was noticed, in seconds since the epoch."""
     lost_s: float | None = None
-    """Time at which a rank or node was lost, by its node's clock, in seconds since the epoch; None:
-    not known. The time of the last step counts more."""
+    """Time at which a rank or node was lost before the first step of the run, by its node's clock,
+    in seconds since the epoch; None: not known, or there was a step."""
     resumed_s: float | None = None
     """Time of the next launch, in seconds since the epoch; None: not launched."""
     resumed_nodes: tuple[str, ...] = ()

@@ -63,7 +63,8 @@ def _collect(
         has_trained=has_trained,
         last_step_s=newest.time_s if newest is not None else None,
         noticed_s=loss.ended_s,
-        lost_s=_find_loss_s(history.attempt(loss.attempt), loss.ended_s),
+        # A node may have been left out long before, so this counts before the first step alone.
+        lost_s=None if newest else _find_loss_s(history.attempt(loss.attempt), loss.ended_s),
         resumed_s=loss.resumed_s or (next_one.launched_s if next_one else None),
         resumed_nodes=_nodes_of(next_one),
         resume_step=(next_one.resume_step or 0) if next_one else 0,
