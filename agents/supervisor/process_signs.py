@@ -61,7 +61,9 @@ def shows_work(before: Usage, now: Usage, passed_s: float) -> bool:
         return True  # a sum falls when a process that the rank started ends
     enough = WORK_BYTES_PER_S * passed_s
     # The kernel counts written bytes when they are buffered, not while a sync waits for the disk.
-    syncs = "D" in now.states and now.disk_bytes - before.disk_bytes >= enough
+    # Then other threads sleep as usual; if all are in this state, the process is frozen or stuck.
+    can_sync = "D" in now.states and len(now.states) > 1
+    syncs = can_sync and now.disk_bytes - before.disk_bytes >= enough
     return used_s >= WORK_SHARE * passed_s or moved >= enough or syncs
 
 

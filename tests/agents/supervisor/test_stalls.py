@@ -378,8 +378,11 @@ def test_slow_work_is_no_hang(
     assert watch.find_standstill(1509.5) is None
 
 
-def test_a_disk_that_does_not_answer_is_named(node: Node, ranks: Ranks, kernel: Kernel) -> None:
-    kernel.states = "DS"
+@pytest.mark.parametrize(("states", "disk_bytes"), [("DS", 0), ("D", 1 << 30)])
+def test_a_disk_that_does_not_answer_is_named_though_other_programs_use_theirs(
+    node: Node, ranks: Ranks, kernel: Kernel, states: str, disk_bytes: int
+) -> None:
+    kernel.states, kernel.disk_bytes = states, disk_bytes
     intent = node.intent("train", "train", elsewhere=1)
     watch = StallWatch(ranks.all, intent)
     load(watch, ranks, "saving", 1010, 1023)
