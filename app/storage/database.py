@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.shared.files.full_disk import describe_full
+from agents.shared.files.full_disk import describe_full, removing_half
 from app.errors import UserError
 from app.filelock import locked
 from app.paths import open_private, private_folder
@@ -213,13 +213,14 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 def _back_up(connection: sqlite3.Connection, path: Path) -> None:
-    open_private(path, "a").close()
-    copy = sqlite3.connect(path)
-    try:
-        # A plain copy of the file would miss the pages in the WAL.
-        connection.backup(copy)
-    finally:
-        copy.close()
+    with removing_half(path):
+        open_private(path, "a").close()
+        copy = sqlite3.connect(path)
+        try:
+            # A plain copy of the file would miss the pages in the WAL.
+            connection.backup(copy)
+        finally:
+            copy.close()
 
 
 def _move_aside(path: Path) -> Path:

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from agents.contract.run import FileEntry
+from app.doctor.part import ReportPart
+from app.doctor.report import save_report
 from app.errors import UserError
 from app.nodes.files.local_files import FileWriter
+from app.nodes.transport.loopback import load_host_key
 from app.paths import replace_text
 from app.settings import Settings
 from tests.agents.small_disk import fill, small_disk
+from tests.draws import random_bytes
 
 LONG = "x" * 100_000
 
@@ -48,7 +52,17 @@ def receive(disk: Path) -> None:
     asyncio.run(write())
 
 
-@pytest.mark.parametrize("write", [write_text, set_setting, receive])
+def write_report(disk: Path) -> None:
+    # Random, since a zip would pack it into less than a block.
+    parts = [ReportPart(name="log.txt", what="a log", text=random_bytes(100_000).hex())]
+    save_report(parts, disk / "report.zip")
+
+
+def make_host_key(disk: Path) -> None:
+    load_host_key(disk / "host_key")
+
+
+@pytest.mark.parametrize("write", [write_text, set_setting, receive, write_report, make_host_key])
 def test_nothing_half_written_stays(full: Path, write: Callable[[Path], None]) -> None:
     before = sorted(full.iterdir())
     with pytest.raises((OSError, UserError)):
