@@ -36,6 +36,7 @@ from agents.supervisor.election_process import close
 from agents.supervisor.election_process import keep as record_keep
 from agents.supervisor.launch import launch as launch_attempt
 from agents.supervisor.ownership import end_strays, keep_all_owned, keep_owned
+from agents.supervisor.proof import require_proved
 from agents.supervisor.stop import stop as stop_attempt
 from agents.supervisor.sweep import read_tagged
 
@@ -46,6 +47,7 @@ MAX_LIST_BYTES = MAX_LINE_BYTES - 4096
 @handles(LaunchAttempt)
 def launch(call: Call, request: LaunchAttempt) -> AttemptStatus:
     """Start this node's part of an attempt, once."""
+    require_proved(request.intent)
     return launch_attempt(call.home, request.intent)
 
 
