@@ -242,6 +242,7 @@ def record_intent(
             resume_step=resume_step,
             launched_s=time.time(),
             inputs=to_wire(inputs),
+            is_signed=True,
         )
     )
     services.runs.move(run.run_id, run.attempt, "launching", "", "")
