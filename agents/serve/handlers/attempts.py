@@ -86,7 +86,8 @@ def status(call: Call, request: ReadAttempt) -> AttemptStatus:
 def list_all(call: Call, request: ListAttempts) -> Attempts:
     """Return the attempts that this node knows, without the oldest if they exceed a response.
 
-    Only the newest attempt of each run carries its spec and all its ranks.
+    Only the newest attempt of each run carries its spec and all its ranks, and only that one and
+    those with processes their proof.
     """
     keep_all_owned(call.home)
     # Once for all attempts, since each scan reads the environment of every process.
@@ -101,7 +102,8 @@ def list_all(call: Call, request: ListAttempts) -> Attempts:
 
 
 def _shorten(status: AttemptStatus) -> AttemptStatus:
-    return replace(status, spec=None, all_ranks=())
+    is_over = status.state not in ("starting", "running", "stopping") and not status.num_processes
+    return replace(status, spec=None, all_ranks=(), proof=None if is_over else status.proof)
 
 
 def _fit(statuses: list[AttemptStatus]) -> tuple[AttemptStatus, ...]:
