@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents.contract.messages import Progress
 from app.core.action import Action, Report, action, as_progress
 from app.errors import UserError
 from app.events import ACTIVE_STATES
@@ -362,6 +363,10 @@ class RefreshRuns(Action["tuple[RunSnapshot, ...]"]):
             silent = await search_nodes(core.services, core.fleet.names())
             # A silent node may remember more runs: search again next time.
             core.services.runs.store.set_search_nodes(bool(silent))
+            if found := core.services.runs.found():
+                nodes = show_list(sorted({run.node for run in found}))
+                text = f"found runs on {nodes} that are not yours; see: rackless runs found"
+                report(Progress(message=text))
         active = core.services.runs.store.in_states(ACTIVE_STATES)
         await asyncio.gather(*(reconcile_run(core.services, run) for run in active))
         return core.services.runs.snapshots()

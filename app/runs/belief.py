@@ -125,11 +125,21 @@ def read_listed(services: Services, status: AttemptStatus) -> tuple[RunSpec | No
     return (status.spec, "") if proved is None else (proved.mandate.spec, key)
 
 
+def _is_recorded(services: Services, status: AttemptStatus) -> bool:
+    records = services.runs.store.attempts(status.run_id)
+    return any(record.attempt == status.attempt for record in records)
+
+
 def find_foreign(services: Services, doubted: Sequence[AttemptStatus]) -> tuple[FoundRun, ...]:
     """Return the runs of one node to show: the newest attempt of each, and those with processes."""
     newest = {s.run_id: s.attempt for s in sorted(doubted, key=lambda s: s.attempt)}
     active = active_attempts(doubted)
-    shown = [one for one in doubted if one.attempt == newest[one.run_id] or one in active]
+    shown = [
+        one
+        for one in doubted
+        # An ended attempt of this home, on a node that was renamed since, needs no decision.
+        if one in active or (one.attempt == newest[one.run_id] and not _is_recorded(services, one))
+    ]
     specs = [read_listed(services, one)[0] for one in shown]
     return tuple(
         FoundRun(

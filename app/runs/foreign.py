@@ -31,7 +31,8 @@ def refuse_busy(services: Services, node: str, status: AttemptStatus) -> UserErr
     """Return the error for a node that trains another run: its master, and how to free the node."""
     run_id = status.run_id
     known = services.runs.store.get(run_id)
-    if known is not None and known.state in ACTIVE_STATES:
+    # A higher number is not an attempt of this home, and stopping the run would stop the wrong one.
+    if known is not None and known.state in ACTIVE_STATES and status.attempt <= known.attempt:
         return UserError(
             f"node {node} is already busy: run {run_id} is {status.state} there",
             f"Wait until it ends, stop it: rackless runs stop {run_id}, or choose other "
