@@ -69,7 +69,7 @@ def _read_master_keys(home: Home, run_id: str) -> list[str]:
 def find_newest_launched(home: Home, run_id: str) -> int:
     """Return the newest attempt with an intent on this node, or 0.
 
-    An intent that none of the run's masters, and no majority of its nodes, has signed was put there
+    An intent that neither a master of the run nor a majority of its nodes has signed was put there
     by other means, and does not count. Masters of earlier versions signed nothing.
     """
     keys = _read_master_keys(home, run_id)

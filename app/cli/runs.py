@@ -149,9 +149,8 @@ def _with_id(
 
 
 async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    found = await core.do(
-        RefreshRuns(), sentences(out.note)
-    )  # asks the nodes, whose state decides what is shown
+    # Asks the nodes, whose state decides what is shown.
+    found = await core.do(RefreshRuns(), sentences(out.note))
     now_s, nodes = time.time(), await _asked_nodes(core)
     runs = [current_run(run, nodes, now_s) for run in found]
     out.document(runs)

@@ -448,6 +448,41 @@ def test_a_planted_checkpoint_is_not_what_a_run_resumes_from(home: Home, attack:
     attack(given="step 3900 and journals for it", tried="resume", happened="resumed from step 10")
 
 
+def test_another_copy_of_a_genuine_step_replaces_no_other(home: Home, attack: Attack) -> None:
+    """All files of it are intact, and it is newer than the others."""
+    home.add_checkpoints(10, "alpha", "gamma")
+    home.cluster["beta"].add_checkpoint(home.run_id, 10, content="evil")
+    planted = home.cluster["beta"].checkpoints[home.run_id, 10]
+    home.cluster["beta"].checkpoints[home.run_id, 10] = replace(planted, created_s=9e9)
+    for node in home.cluster.nodes.values():
+        node.set_state(home.run_id, 1, "lost")
+    asyncio.run(reconcile_run(home.services, home.run_id))
+    asyncio.run(resume_run(home.services, home.run_id, automatic=Automatic()))
+    kept = {n.checkpoints[home.run_id, 10].manifest_sha256 for n in home.cluster.nodes.values()}
+    assert kept == {"10"}
+    attack(given="another checkpoint of step 10", tried="resume", happened="that of most nodes")
+
+
+def test_a_journal_of_one_node_does_not_make_checkpoints_void(home: Home) -> None:
+    """It says that the attempt started from scratch, after those were saved."""
+    home.add_checkpoints(10, "alpha", "beta")
+    for _ in range(2):
+        for node in home.cluster.nodes.values():
+            node.set_state(home.run_id, home.services.runs.get(home.run_id).attempt, "lost")
+        line = json.dumps({"kind": "started", "step": 0, "total_steps": 99, "time_s": 1.0}) + "\n"
+        home.cluster["beta"].write(home.run_id, 2, "rank-1.jsonl", line.encode())
+        asyncio.run(reconcile_run(home.services, home.run_id))
+        asyncio.run(resume_run(home.services, home.run_id))
+        assert {n.intents[-1].resume_step for n in home.cluster.nodes.values()} == {10}
+
+
+def test_a_planted_export_is_no_artifact_of_this_home(home: Home) -> None:
+    home.cluster["beta"].artifacts["artifacts/evil/1"] = ()
+    asyncio.run(search_nodes(home.services, home.cluster.names()))
+    assert home.services.artifacts.all() == ()
+    assert not set(home.cluster["beta"].calls) - ASKING - {"stream_list", "confirm"}
+
+
 def test_a_checkpoint_of_an_attempt_that_never_was_is_left_out(home: Home) -> None:
     home.add_checkpoints(10, "alpha", "beta")
     home.cluster["beta"].add_checkpoint(home.run_id, 12, attempt=7)

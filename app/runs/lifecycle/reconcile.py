@@ -308,7 +308,7 @@ def add_run(
         spec: settings of the run.
         newest: its newest attempt on each node.
         text: sentence of the event.
-        proved: verified proof of that attempt; None: the user has accepted it as it is listed.
+        proved: verified proof of that attempt; None: the user has accepted what is listed.
     """
     run_id = newest[0].run_id
     nodes, _ = _find_places(newest, proved)

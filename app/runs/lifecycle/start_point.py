@@ -9,6 +9,7 @@ attempts show the saved checkpoints, even while the nodes with the copies are of
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -111,6 +112,11 @@ async def _leave_out_planted(
 def _is_planted(services: Services, run: RunRecord, copy: Copy, answering: Collection[str]) -> bool:
     if copy.info.attempt > run.attempt:
         return True
+    starts = {one.attempt: one for one in services.runs.store.attempts(run.run_id)}
+    saved_in = starts.get(copy.info.attempt)
+    # An attempt saves steps after its start only.
+    if saved_in is not None and saved_in.inputs and copy.info.step <= (saved_in.resume_step or 0):
+        return True
     ranks = services.runs.history(run.run_id).attempt(copy.info.attempt).ranks
     steps: dict[str, int] = {}
     for rank, node in services.runs.rank_nodes(run.run_id, copy.info.attempt).items():
@@ -152,9 +158,8 @@ async def choose_checkpoint(
                 )
         good = [copy for copy in checked if copy.info.verified]
         if good:
-            # Intact copies may still differ if a fenced attempt wrote the same step.
-            newest = max(good, key=_age)
-            return tuple(c for c in good if c.info.manifest_sha256 == newest.info.manifest_sha256)
+            manifest = _choose_manifest(good, services.runs.get(run_id).nodes)
+            return tuple(c for c in good if c.info.manifest_sha256 == manifest)
     if wanted is not None:
         raise UserError(
             f"every copy of the checkpoint of step {wanted} is damaged",
@@ -164,8 +169,21 @@ async def choose_checkpoint(
     return ()
 
 
-def _age(copy: Copy) -> tuple[int, float]:
-    return copy.info.attempt, copy.info.created_s
+def _choose_manifest(good: Sequence[Copy], nodes: Sequence[str]) -> str:
+    """Return the manifest of the newest attempt's copies, if they differ that of most nodes.
+
+    A fenced attempt may have written the same step. Within one attempt all copies are equal, unless
+    a node has another one of its own; of equally many, the copy on the earliest rank's node counts.
+    """
+    attempt = max(copy.info.attempt for copy in good)
+    newest = [copy for copy in good if copy.info.attempt == attempt]
+    counts = Counter(copy.info.manifest_sha256 for copy in newest)
+    order = {node: place for place, node in enumerate(nodes)}
+
+    def weight(copy: Copy) -> tuple[int, int]:
+        return counts[copy.info.manifest_sha256], -order.get(copy.node, len(order))
+
+    return max(newest, key=weight).info.manifest_sha256
 
 
 async def delete_copies(services: Services, copies: Sequence[Copy]) -> None:
