@@ -186,18 +186,20 @@ async def _is_continued(services: Services, run: RunRecord, nodes: Collection[st
     return any(status.attempt > run.attempt for status in believed)
 
 
-def find_self_started(services: Services, newest: Sequence[AttemptStatus]) -> ElectionPlan | None:
-    """Return the plan by which its nodes started this master's newest attempt, or None."""
-    if not newest:
+def find_self_started(
+    services: Services, run: RunRecord, newest: Sequence[AttemptStatus]
+) -> ElectionPlan | None:
+    """Return the plan by which the nodes of this master's run started its newest attempt, or None.
+
+    Args:
+        services: stores and nodes.
+        run: run as stored, before that attempt.
+        newest: parts of the attempt that are believed.
+    """
+    if not newest or not services.runs.is_ours(run):
         return None
     plan = most_common(newest, lambda status: status.election)
-    if plan is None or not plan.started_by:
-        return None
-    proofs = [services.key.prove(status) for status in newest]
-    is_ours = any(one is not None and one.master_key == services.key.public for one in proofs)
-    # Masters of earlier versions signed nothing.
-    is_named = all(s.proof is None and s.master == services.identity for s in newest)
-    return plan if is_ours or is_named else None
+    return plan if plan is not None and plan.started_by else None
 
 
 def adopt_regrouped(services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]) -> bool:

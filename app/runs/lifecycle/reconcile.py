@@ -36,7 +36,7 @@ from app.runs.lifecycle.losses import hint_of_loss, note_loss
 from app.runs.nodes import attempt_status
 from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
 from app.runs.services import Services
-from app.storage.runs import AttemptRecord, RunRecord
+from app.storage.runs import AttemptRecord, RunRecord, Taken
 from app.text import show_list
 
 _log = logging.getLogger(__name__)
@@ -246,7 +246,7 @@ async def adopt_newer(services: Services, run: RunRecord) -> bool:
     listed = attempt_status.by_node(answers)
     found = await asyncio.to_thread(believed_attempts, services, run.run_id, listed)
     newer = [s for s in attempt_status.active_attempts(found) if s.attempt > run.attempt]
-    if election.find_self_started(services, newer) is None:
+    if election.find_self_started(services, run, newer) is None:
         return election.adopt_regrouped(services, run, found)
     await take_in(services, run.run_id, found)
     return services.runs.get(run.run_id).attempt > run.attempt
@@ -351,7 +351,11 @@ def adopt_attempt(services: Services, run: RunRecord, newest: Sequence[AttemptSt
     """Store a newer attempt that another master or the run's own nodes have launched."""
     proved = _find_proof(services, newest)
     nodes, _ = _find_places(newest, proved)
-    plan = election.find_self_started(services, newest)
+    plan = election.find_self_started(services, run, newest)
+    before = next(
+        (one for one in services.runs.store.attempts(run.run_id) if one.attempt == run.attempt),
+        None,
+    )
     if plan is None:
         services.recoveries.forget_earlier(run.run_id, "replaced")
     # A guess, corrected by the following reconciliation.
@@ -366,7 +370,11 @@ def adopt_attempt(services: Services, run: RunRecord, newest: Sequence[AttemptSt
     earlier = services.runs.store.attempts(run.run_id)
     # Its nodes continue with this master's inputs, so the run stays this master's.
     inputs = next((one.inputs for one in earlier if one.inputs), {}) if plan is not None else {}
-    _save_attempt(services, adopted, newest, proved, inputs)
+    # A takeover stays one, by this master or another.
+    taken: Taken = before.taken if before is not None else ""
+    if plan is None and taken != "away":
+        taken = ""
+    _save_attempt(services, adopted, newest, proved, inputs, taken)
     if plan is not None:
         election.record_election(services, adopted, plan)
 
@@ -377,6 +385,7 @@ def _save_attempt(
     newest: Sequence[AttemptStatus],
     proved: ProvedAttempt | None,
     inputs: dict[str, Any] | None = None,
+    taken: Taken = "",
 ) -> None:
     is_ours = proved is not None and proved.master_key == services.key.public
     services.runs.store.save_attempt(
@@ -389,7 +398,7 @@ def _save_attempt(
             resume_step=most_common(newest, lambda status: status.resume_step),
             launched_s=newest[0].started_s or time.time(),
             inputs=inputs or {},
-            taken="here" if is_ours else "",
+            taken=taken or ("here" if is_ours else ""),
             is_signed=proved is not None,
         )
     )
