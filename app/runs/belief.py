@@ -25,6 +25,8 @@ from app.runs.services import Services
 from app.storage.runs import RunRecord
 
 T = TypeVar("T")
+MAX_CONSENTS = 200
+"""Maximum number of consents to verify in the proof of another master; each takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,14 @@ def judge_statuses(services: Services, run_id: str, statuses: Iterable[AttemptSt
 def _count_known(services: Services, run: RunRecord, found: Sequence[AttemptStatus]) -> list[bool]:
     records = {one.attempt: one for one in services.runs.store.attempts(run.run_id)}
     newest = records.get(run.attempt)
+    is_trusted = services.runs.is_trusted(run)
     is_signed = newest is not None and newest.is_signed
 
     def counts(status: AttemptStatus) -> bool:
         if prove_attempt(services, status) is not None:
             return True
+        if not is_trusted:  # an earlier version stored it as nodes described it
+            return False
         record = records.get(status.attempt)
         if record is not None:
             nodes = [place.node for place in record.placements]
@@ -120,14 +125,20 @@ def most_common(statuses: Iterable[AttemptStatus], read: Callable[[AttemptStatus
 
 def read_listed(services: Services, status: AttemptStatus) -> tuple[RunSpec | None, str]:
     """Return the settings of a listed attempt, and the key that signed them (empty: none did)."""
-    key = status.proof.mandate.key if status.proof is not None else ""
-    proved = services.key.prove(status, key) if key else None
+    proof = status.proof
+    key = proof.mandate.key if proof is not None else ""
+    num_consents = sum(len(one.consents) for one in proof.handovers) if proof is not None else 0
+    proved = None
+    if key and num_consents <= MAX_CONSENTS:
+        proved = services.key.prove(status, key)
     return (status.spec, "") if proved is None else (proved.mandate.spec, key)
 
 
 def _is_recorded(services: Services, status: AttemptStatus) -> bool:
+    run = services.runs.store.get(status.run_id)
     records = services.runs.store.attempts(status.run_id)
-    return any(record.attempt == status.attempt for record in records)
+    is_known = any(record.attempt == status.attempt for record in records)
+    return is_known and run is not None and services.runs.is_trusted(run)
 
 
 def find_foreign(services: Services, doubted: Sequence[AttemptStatus]) -> tuple[FoundRun, ...]:
@@ -140,7 +151,11 @@ def find_foreign(services: Services, doubted: Sequence[AttemptStatus]) -> tuple[
         # An ended attempt of this home, on a node that was renamed since, needs no decision.
         if one in active or (one.attempt == newest[one.run_id] and not _is_recorded(services, one))
     ]
-    specs = [read_listed(services, one)[0] for one in shown]
+    stored = {one.run_id: services.runs.store.get(one.run_id) for one in shown}
+    specs = [
+        run.spec if (run := stored[one.run_id]) is not None else read_listed(services, one)[0]
+        for one in shown
+    ]
     return tuple(
         FoundRun(
             run_id=one.run_id,

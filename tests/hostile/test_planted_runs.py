@@ -20,6 +20,7 @@ from agents.contract.run import AttemptStatus, MasterIdentity
 from agents.contract.signatures import make_seed, public_key, sign
 from agents.contract.spec import CheckpointSpec, DataSpec, RunSpec
 from app.errors import UserError
+from app.runs import mandates
 from app.runs.inputs import run_inputs
 from app.runs.lifecycle import election
 from app.runs.lifecycle.adoption import adopt_run, find_runs, ignore_run
@@ -317,6 +318,22 @@ def test_a_home_that_lost_its_store_takes_the_settings_that_it_signed(
     attack(given="a changed intent", tried="find the run again", happened=run.spec.data.train)
 
 
+def test_a_proof_of_thousands_of_consents_costs_no_time(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, seed = "20260101-000000-abc", make_seed()
+    names = home.cluster.names()
+    proof = forged_proof(home, run_id, 1)
+    consents = dict.fromkeys(names, sign(seed, consent_bytes(run_id, 2, 1, "beta")))
+    long = tuple(Handover(attempt=n + 1, replaces=n, consents=consents) for n in range(1, 400))
+    home.plant(run_id=run_id, proof=replace(proof, handovers=long))
+    verified: list[object] = []
+    monkeypatch.setattr(mandates, "prove", lambda proof, rule: verified.append(proof))
+    (found,) = asyncio.run(find_runs(home.services))
+    assert found.run_id == run_id
+    assert all(not one.handovers for one in verified if isinstance(one, AttemptProof))
+
+
 def test_a_mandate_counts_on_its_own_nodes_only(home: Home) -> None:
     """Beta gives a copy of its folder to a node that has no part in the run."""
     spec = replace(home.spec, nodes=("alpha", "beta"))
@@ -402,6 +419,12 @@ def test_what_an_earlier_version_took_from_nodes_is_not_opened_without_a_yes(
         with pytest.raises(UserError, match=DIARY):
             asyncio.run(action)
     assert not opened
+    (found,) = asyncio.run(find_runs(services))
+    assert DIARY in found.files
+    asyncio.run(adopt_run(services, run_id, "beta", found.files))
+    assert services.runs.found() == ()
+    asyncio.run(take_over_run(services, run_id))
+    assert services.runs.is_ours(services.runs.get(run_id))
 
 
 def test_runs_that_an_earlier_version_launched_stay_ours(home: Home) -> None:

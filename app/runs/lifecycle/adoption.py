@@ -42,7 +42,9 @@ async def adopt_run(services: Services, run_id: str, node: str, files: Sequence[
     known = services.runs.store.get(run_id)
     if known is not None and not services.runs.is_trusted(known):
         _require_agreed(run_id, list_files(known.spec), files)
+        before = services.runs.found()
         services.runs.store.trust(run_id, "")
+        services.runs.drop_found(run_id, services.pool.names(), before)
         return
     listed = by_node(await list_attempts(services.pool, services.pool.names()))
     doubted = judge_statuses(services, run_id, listed).doubted
@@ -62,7 +64,8 @@ async def adopt_run(services: Services, run_id: str, node: str, files: Sequence[
             f"Stop it: rackless runs stop {run_id} --node {node}",
             where=node,
         )
-    _require_agreed(run_id, list_files(spec), files)
+    # Of a stored run, the settings stay as they are stored.
+    _require_agreed(run_id, list_files(known.spec if known is not None else spec), files)
     same = [
         one
         for one in doubted

@@ -230,7 +230,10 @@ async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, .
             await take_in(services, run_id, statuses)
         except RacklessError as error:
             _log.warning("run %s of %s cannot be taken over: %s", run_id, statuses[0].node, error)
-    services.runs.set_found({node: find_foreign(services, one) for node, one in doubted.items()})
+    foreign = await asyncio.gather(
+        *(asyncio.to_thread(find_foreign, services, one) for one in doubted.values())
+    )
+    services.runs.set_found(dict(zip(doubted, foreign, strict=True)))
     return tuple(node for node in nodes if node not in answers)
 
 
