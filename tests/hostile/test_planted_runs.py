@@ -27,12 +27,12 @@ from app.runs.lifecycle.adoption import adopt_run, find_runs, ignore_run
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import adopt_newer, reconcile_run, search_nodes
 from app.runs.lifecycle.recovery import recover_run
-from app.runs.lifecycle.resume import Automatic
+from app.runs.lifecycle.resume import Automatic, Changes
 from app.runs.lifecycle.stop import delete_run, stop_run
 from app.runs.lifecycle.takeover import take_over_run
 from app.runs.services import Services
 from app.storage.runs import AttemptRecord, RunRecord
-from tests.fakes.adopting import adopt
+from tests.fakes.adopting import adopt, lose_store
 from tests.fakes.cluster import FakeCluster, make_services
 from tests.fakes.models import write_model
 from tests.fakes.resuming import resume_run
@@ -316,6 +316,25 @@ def test_a_home_that_lost_its_store_takes_the_settings_that_it_signed(
     assert again.runs.is_ours(run)
     assert again.runs.is_trusted(run)
     attack(given="a changed intent", tried="find the run again", happened=run.spec.data.train)
+
+
+def test_a_restored_store_takes_a_later_launch_of_its_home_as_it_was_signed(home: Home) -> None:
+    services, cluster = home.services, home.cluster
+    before, (record,) = services.runs.get(home.run_id), services.runs.store.attempts(home.run_id)
+    asyncio.run(stop_run(services, home.run_id))
+    asyncio.run(resume_run(services, home.run_id, changes=Changes(learning_rate=1e-6)))
+    database = services.paths.home / "restored"
+    restored = lose_store(services, database, cluster)
+    restored.runs.add(before)
+    restored.runs.store.save_attempt(record)
+    home.cluster["beta"].attempts[home.run_id, 2] = replace(
+        home.cluster["beta"].attempts[home.run_id, 2], spec=diary_spec(home)
+    )
+    asyncio.run(search_nodes(restored, ("beta", "alpha", "gamma")))
+    run = restored.runs.get(home.run_id)
+    assert (run.attempt, run.spec.learning_rate) == (2, 1e-6)
+    assert run.spec.data == home.spec.data
+    assert restored.runs.is_ours(run)
 
 
 def test_a_proof_of_thousands_of_consents_costs_no_time(

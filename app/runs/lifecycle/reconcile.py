@@ -363,10 +363,19 @@ def adopt_attempt(services: Services, run: RunRecord, newest: Sequence[AttemptSt
         services.recoveries.forget_earlier(run.run_id, "replaced")
     # A guess, corrected by the following reconciliation.
     state: RunState = "running"
+    # Launched by this home itself, and its store was restored to an earlier state.
+    is_relaunch = plan is None and _is_ours(services, proved)
+    spec = proved.mandate.spec if proved is not None and is_relaunch else run.spec
     services.runs.change(
         run.run_id,
         lambda old: replace(
-            old, attempt=newest[0].attempt, nodes=nodes, state=state, message="", ended_s=None
+            old,
+            attempt=newest[0].attempt,
+            nodes=nodes,
+            spec=spec,
+            state=state,
+            message="",
+            ended_s=None,
         ),
     )
     adopted = services.runs.get(run.run_id)
@@ -382,6 +391,10 @@ def adopt_attempt(services: Services, run: RunRecord, newest: Sequence[AttemptSt
         election.record_election(services, adopted, plan)
 
 
+def _is_ours(services: Services, proved: ProvedAttempt | None) -> bool:
+    return proved is not None and proved.master_key == services.key.public
+
+
 def _save_attempt(
     services: Services,
     run: RunRecord,
@@ -390,7 +403,6 @@ def _save_attempt(
     inputs: dict[str, Any] | None = None,
     taken: Taken = "",
 ) -> None:
-    is_ours = proved is not None and proved.master_key == services.key.public
     services.runs.store.save_attempt(
         # Found attempts are recognised by missing inputs; but one that this master launched before
         # it lost its database is still its own.
@@ -401,7 +413,7 @@ def _save_attempt(
             resume_step=most_common(newest, lambda status: status.resume_step),
             launched_s=newest[0].started_s or time.time(),
             inputs=inputs or {},
-            taken=taken or ("here" if is_ours else ""),
+            taken=taken or ("here" if _is_ours(services, proved) else ""),
             is_signed=proved is not None,
         )
     )
