@@ -77,12 +77,9 @@ class MasterKey:
         Args:
             status: what a node lists, with the node's name here.
             trusted: public key of another master whose signature counts as well; empty: none.
-
-        Raises:
-            UserError: as `public`.
         """
         proof = status.proof
-        if proof is None or proof.mandate.key not in (self.public, trusted):
+        if proof is None or proof.mandate.key not in (self._find_public(), trusted):
             return None
         # A verification takes milliseconds, and a watched node repeats its proof each second.
         text = repr(proof)
@@ -97,6 +94,16 @@ class MasterKey:
         ):
             return None
         return found if status.node in found.nodes else None
+
+    def _find_public(self) -> str:
+        """Return the public key; empty if there is no usable key, which then has signed nothing."""
+        # Not made here: a full disk must not end the watch of runs.
+        if self._pair is None and not self._path.exists():
+            return ""
+        try:
+            return self.public
+        except UserError:
+            return ""
 
     def _load(self) -> tuple[str, Callable[[bytes], bytes]]:
         if self._pair is None:

@@ -95,6 +95,17 @@ def test_the_key_is_private_and_stays_the_same(tmp_path: Path) -> None:
     assert path.read_text("ascii") == "no key", "a damaged key is never replaced by itself"
 
 
+def test_a_key_that_is_missing_or_damaged_proves_nothing_and_ends_nothing(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    status, path = cluster["alpha"].attempts[run_id, 1], services.paths.master_key
+    path.write_text("no key", "ascii")
+    assert MasterKey(path).prove(status) is None
+    path.unlink()
+    assert MasterKey(path).prove(status) is None
+    assert not path.exists()
+
+
 def test_two_processes_that_need_a_key_at_once_make_one(tmp_path: Path) -> None:
     async def both() -> list[str]:
         keys = [MasterKey(tmp_path / "master.key") for _ in range(8)]
