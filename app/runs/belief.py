@@ -1,4 +1,4 @@
-"""Which attempts that nodes list are those of this home's runs.
+"""Tell attempts of this home's runs from others that nodes list.
 
 A node may list any attempt, so its word alone starts, resumes, stops, reads and copies nothing.
 An attempt counts if its proof carries the signature of this home, or of the master of a run that
