@@ -97,7 +97,7 @@ def run_rank(
     _fix_numerics(attempt, ranks, device)
     if spec.compile == "auto" and compiling.find_obstacle(device) is None:
         compiling.start_workers()
-    group = Group(ranks, attempt.rank_names)
+    group = Group(ranks, attempt.rank_names, heartbeat.waiting)
     backend = choose_backend(device, attempt.intent.parallel)
     group.join(backend, device, attempt.intent.credential)
     context = RankContext(
