@@ -7,15 +7,18 @@ log, including a failed import of our own package.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.run_layout import rank_log
 from agents.rendezvous.interfaces import LOOPBACK_DEVICE, listen_on, name_interface
 from agents.shared.files.python_child import python_variables
+from agents.shared.login_variables import find_odd, program_environ, visible_card
 from agents.state import Identity, archive_path, boot_id, identify
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.ranks import RankProcess
@@ -48,13 +51,17 @@ class DirectLauncher:
         """
         log_path = attempt.file(rank_log(placement.rank))
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        environ = rank_environ(attempt, intent, placement)
         try:
+            if left_out := describe_left_out(environ):
+                with contextlib.suppress(OSError):  # a full disk must not stop the run
+                    os.write(log, f"{left_out}\n".encode())
             process = subprocess.Popen(
                 [intent.python, "-m", "agents.trainer"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=rank_environ(attempt, intent, placement),
+                env=environ,
                 cwd=attempt.folder,
                 start_new_session=True,
             )
@@ -78,8 +85,7 @@ def rank_environ(
     num_local = sum(r.node == intent.node for r in intent.ranks)
     num_threads = intent.num_threads or choose_num_threads(num_local)
     environ = {
-        # With these, torch would use torchrun's store, which accepts any caller.
-        **{name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name},
+        **program_environ(os.environ),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which our device names follow
         # The supervisor ends a hanging rank with SIGABRT to get its stacks into the log.
         "PYTHONFAULTHANDLER": "1",
@@ -98,10 +104,28 @@ def rank_environ(
         "MASTER_ADDR": intent.master_address,
         "MASTER_PORT": str(intent.master_port),
         "OMP_NUM_THREADS": str(num_threads),
+        # By its UUID, so that lease, sensors and computation are those of one card.
+        "CUDA_VISIBLE_DEVICES": visible_card(placement.device, placement.device_id),
     }
     if len(intent.ranks) > 1:
         environ.update(listen_on(choose_interface(intent)))
     return environ
+
+
+def describe_left_out(environ: Mapping[str, str]) -> str:
+    """Return a line for the log about the login's variables that a rank does not get, or "".
+
+    Args:
+        environ: environment of the rank.
+    """
+    # Starts of Rackless's own processes override those of Python in any case.
+    own = python_variables()
+    names = [
+        name
+        for name in find_odd(os.environ)
+        if name not in own and environ.get(name) != os.environ[name]
+    ]
+    return f"left out of the login's variables: {', '.join(names)}" if names else ""
 
 
 def choose_interface(intent: AttemptIntent) -> str:

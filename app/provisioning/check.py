@@ -27,7 +27,7 @@ from app.nodes.fleet import Fleet
 from app.progress import OnMessage
 from app.provisioning import check_rules
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, OnRow, make_row
-from app.provisioning.checks import gpu, limits, network, system, wsl
+from app.provisioning.checks import gpu, limits, network, system, variables, wsl
 from app.provisioning.checks.links import check_links, check_routes
 from app.provisioning.checks.reduce import check_reduce
 from app.provisioning.environment import EnvironmentLock, find_environment, read_train_lock
@@ -66,6 +66,7 @@ NODE_CHECKS: tuple[Callable[[CheckedNode], Iterable[CheckRow]], ...] = (
 )
 GROUP_CHECKS: tuple[Callable[[CheckedGroup], Iterable[CheckRow]], ...] = (
     check_rules.judge_pythons,
+    variables.judge_variables,
     network.judge_machines,
     network.judge_interfaces,
     network.judge_carriers,

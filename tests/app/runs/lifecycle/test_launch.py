@@ -12,7 +12,7 @@ import pytest
 
 from agents.contract.environments import EnvironmentTrial
 from agents.contract.model_cut import ModelCut
-from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse, NodeFacts
+from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse, LoginVariable, NodeFacts
 from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, UserError
@@ -125,6 +125,21 @@ def test_gpu_node_gets_a_rank_per_gpu_in_slot_order(
     intent = cluster["alpha"].intents[0]
     assert [place.device for place in intent.ranks] == ["cuda:0", "cuda:1"]
     assert intent.environ == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+@pytest.mark.parametrize(("other", "passed"), [("Ring", {"NCCL_ALGO": "Ring"}), ("Tree", {})])
+def test_ranks_get_a_variable_of_the_logins_if_all_nodes_have_the_same_value(
+    services: Services, cluster: FakeCluster, spec: RunSpec, other: str, passed: dict[str, str]
+) -> None:
+    for node, value in (("alpha", "Ring"), ("beta", other)):
+        variable = LoginVariable(name="NCCL_ALGO", value=value)
+        cluster[node].facts_now = make_facts(variables=(variable,))
+    run_id = start(services, replace(spec, nodes=("alpha", "beta")))
+    assert [cluster[node].intents[0].environ for node in ("alpha", "beta")] == [passed] * 2
+    said = [e.text for e in services.runs.events(run_id) if "NCCL_ALGO" in e.text]
+    assert [text.partition(",")[0] for text in said] == (
+        [] if passed else ["nodes: on alpha", "nodes: on beta"]
+    )
 
 
 @pytest.mark.parametrize(
