@@ -68,6 +68,7 @@ GROUP_CHECKS: tuple[Callable[[CheckedGroup], Iterable[CheckRow]], ...] = (
     check_rules.judge_pythons,
     variables.judge_variables,
     network.judge_machines,
+    network.judge_host_keys,
     network.judge_interfaces,
     network.judge_carriers,
     network.judge_errors,
@@ -115,6 +116,7 @@ async def check_nodes(
         nodes=nodes,
         endpoints=endpoints,
         reduce_timeout_s=reduce_timeout_s,
+        host_keys=fleet.host_keys(names),
     )
     compared = (*(row for judge in GROUP_CHECKS for row in judge(group)), *problems)
     for row in compared:

@@ -77,6 +77,8 @@ class CheckedGroup:
     """Addresses that a run would use; empty if the nodes share no network."""
     reduce_timeout_s: float
     """Deadline of the all-reduce, in seconds."""
+    host_keys: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprint of the confirmed SSH host key of each node, by its name; without local nodes."""
 
 
 def make_row(

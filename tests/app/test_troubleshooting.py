@@ -47,6 +47,7 @@ SYMPTOMS = {
     "clock": "clocks differ ntp",
     "slow-link": "gigabit network slow",
     "gpu": "nvidia-smi: command not found",
+    "variables": "CUDA_VISIBLE_DEVICES in bashrc",
     "gpu-too-new": "no kernel image is available for execution on the device",
     "unshipped-lock": "GTX 1080 needs the build cu126 of torch",
     "environment": "other versions of torch on one PC",
