@@ -20,6 +20,7 @@ VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,99}"
 PLAIN_VALUE = r"[ -~]{0,200}"
 PLAIN_PATH = r"|[~/][A-Za-z0-9._/-]{0,199}"
 """Forms of the parts of a `LoginVariable`, which sentences and other nodes' ranks contain."""
+HOME_ID = r"[0-9a-f]{32}"
 RecorderState = Literal["here", "missing", "elsewhere"]
 """`missing`: it did not start; `elsewhere`: that of another PC holds this node's folder."""
 MAX_CONTEXT_BYTES = 16 * 2**30
@@ -179,12 +180,14 @@ class NodeFacts:
     """Hardware addresses of all its network cards, also of those without a network."""
     variables: tuple[LoginVariable, ...] = ()
     """Variables of the login that training leaves out, or that change it on this node only."""
+    home_id: str | None = None
+    """Random id in the agent's folder, equal for nodes that share it, and for clones of a disk."""
     recorder: RecorderState = "here"
     """Process that lists the GPUs and records the sensors."""
 
     def check_foreign(self) -> None:
         texts = ("hostname", "os", "kernel", "python", "architecture", "cpu", "address")
-        for name in (*texts, "machine_id", "agent_home", "boot_id"):
+        for name in (*texts, "machine_id", "agent_home", "boot_id", "home_id"):
             check_text(name, getattr(self, name) or "")
         _check_count("macs", self.macs, MAX_LISTED)
         for mac in self.macs:

@@ -22,6 +22,7 @@ from typing import Any
 from agents.contract.node import GpuFacts, InterfaceFacts, NodeFacts, RecorderState
 from agents.contract.wire import from_wire
 from agents.node.examination.reading import read_int, read_text
+from agents.node.home_marks import read_home_id
 from agents.node.login import read_login_variables
 from agents.state import Home, boot_id, boot_time_s, identity_from, read_json
 from agents.telemetry.host import parse_memory, read_disk
@@ -75,6 +76,7 @@ def read_facts(home: Home) -> NodeFacts:
         boot_id=boot_id() or None,
         macs=read_macs(),
         variables=read_login_variables(os.environ, Path.home()),
+        home_id=read_home_id(home),
         recorder=recorder,
     )
 

@@ -19,6 +19,7 @@ from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import NotAvailableYet, RacklessError, UserError
 from app.nodes.endpoints import Endpoint, choose_endpoints
+from app.nodes.shared_homes import require_own_homes
 from app.provisioning.environment import python_of
 from app.runs.foreign import busy_attempts, refuse_busy
 from app.runs.placement import keep_single, place_ranks
@@ -114,6 +115,7 @@ async def plan_launch(
         if isinstance(answer, BaseException):
             raise answer
     facts = {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeFacts)}
+    await require_own_homes({name: services.pool.agent(name) for name in facts}, facts)
     ranks = place_ranks(facts)
     if find_mode(spec.parallel).uses_one_gpu:
         ranks = keep_single(ranks)

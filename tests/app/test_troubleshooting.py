@@ -24,6 +24,7 @@ SYMPTOMS = {
     "node-unreachable": "ssh no route to host",
     "address-changed": "pc has a new address after router restart",
     "node-not-ready": "python3: command not found",
+    "shared-home": "NFS home shared by several PCs",
     "agent-folder-open": "can be written by other users",
     "node-answers-wrongly": "answer that no agent gives",
     "wsl": "WSL2 other nodes cannot connect",

@@ -186,6 +186,25 @@ def test_single_takes_the_first_device_alone(
     assert cluster["beta"].pushed == []
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_nodes_with_one_folder_are_refused_before_anything_is_sent(
+    services: Services, cluster: FakeCluster, spec: RunSpec, is_shared: bool
+) -> None:
+    for node in ("alpha", "beta"):
+        cluster[node].facts_now = make_facts(home_id="1" * 32)
+    if not is_shared:  # a clone of a disk has the same id
+        start(services, replace(spec, nodes=("alpha", "beta")))
+        return
+    cluster["beta"].home_marks = cluster["alpha"].home_marks
+    error = refused(services, replace(spec, nodes=("alpha", "beta")))
+    assert "alpha and beta have one folder for the agent" in error.message
+    assert "On beta, set RACKLESS_AGENT_HOME" in error.hint
+    assert cluster["alpha"].pushed == cluster["beta"].pushed == []
+    assert cluster["alpha"].home_marks == set()
+    # Alone, a node is not disturbed.
+    start(services, replace(spec, nodes=("alpha",)))
+
+
 def test_no_nodes(tmp_path: Path, services: Services, spec: RunSpec) -> None:
     services.pool.nodes.clear()
     assert "there are no nodes yet" in refused(services, spec).message
