@@ -122,17 +122,35 @@ class Fleet:
             await self.connect((node.name,))
 
     async def move(
-        self, name: str, address: NodeAddress, accept_host_key: str | None = None
+        self,
+        name: str,
+        address: NodeAddress,
+        accept_host_key: str | None = None,
+        *,
+        requires_card: bool = False,
     ) -> NodeSnapshot:
         """Use another address for a node from now on, if the same PC answers there.
 
         The host key that was confirmed for the old address is accepted without asking.
 
+        Args:
+            name: name of the node.
+            address: new address.
+            accept_host_key: fingerprint that the user has confirmed for it.
+            requires_card: refuse a PC without the network card by which the node was reached, since
+                no user has chosen the address.
+
         Raises:
             HostKeyUnknown: the host shows another key; ask, and call again with its fingerprint.
             UserError: it cannot be reached there, or is another PC.
         """
-        from app.nodes.identity import fingerprint_at, refuse_clone, require_same, tell_apart
+        from app.nodes.identity import (
+            fingerprint_at,
+            refuse_clone,
+            require_card,
+            require_same,
+            tell_apart,
+        )
 
         old = self.node(name)
         node = replace(old, address=address)
@@ -142,6 +160,8 @@ class Fleet:
         try:
             node, facts = await self._get_to_know(node, accept_host_key, known)
             require_same(replace(node, identity=old.identity), node.identity)
+            if requires_card:
+                require_card(old, node, facts)
             known_facts = await self._ask_now(name)
             if known_facts is not None and (unlike := tell_apart(known_facts, facts)):
                 raise refuse_clone(node, old, unlike)

@@ -139,6 +139,21 @@ def require_same(node: Node, found: NodeIdentity | None) -> None:
         )
 
 
+def require_card(old: Node, node: Node, facts: NodeFacts) -> None:
+    """Check that the PC at a new address has the network card by which a node was reached.
+
+    Raises:
+        UserError: it has other cards, so it may be a clone of a node that is off.
+    """
+    if old.wake is not None and facts.macs and old.wake.mac not in facts.macs:
+        raise UserError(
+            f"{node.address} has the host key and machine id of {old.name}, but not its network "
+            f"card {old.wake.mac}: it may be another PC, cloned from one disk",
+            f"If it is {old.name}: rackless nodes set-address {old.name} --ssh {node.address}",
+            where=old.name,
+        )
+
+
 def fingerprint_at(node: Node, home: Path) -> str | None:
     """Return the fingerprint of the node's confirmed host key, or None if it has none here."""
     if not isinstance(node.address, SshAddress):

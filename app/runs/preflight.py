@@ -115,12 +115,12 @@ async def plan_launch(
         if isinstance(answer, BaseException):
             raise answer
     facts = {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeFacts)}
-    await require_own_homes({name: services.pool.agent(name) for name in facts}, facts)
     ranks = place_ranks(facts)
     if find_mode(spec.parallel).uses_one_gpu:
         ranks = keep_single(ranks)
         # Nodes without a rank need no common network with it.
         facts = {ranks[0].node: facts[ranks[0].node]}
+    await require_own_homes({name: services.pool.agent(name) for name in facts}, facts)
     if spec.shares is not None and len(spec.shares) != len(ranks):
         raise UserError(
             f"shares has {len(spec.shares)} values, but the run has {len(ranks)} ranks",
@@ -143,11 +143,12 @@ async def find_fit(services: Services, nodes: Sequence[str], own: str) -> tuple[
 async def _is_fit(services: Services, node: str, own: str) -> bool:
     try:
         async with asyncio.timeout(FIT_TIMEOUT_S):
-            await _check_node(services, node, own)
+            facts = await _check_node(services, node, own)
             await require_usable(services, node, own)
     except (RacklessError, TimeoutError):
         return False
-    return True
+    # Else the next attempt would be refused after this one has ended.
+    return facts.recorder != "elsewhere"
 
 
 async def require_usable(services: Services, node: str, run_id: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from agents.contract.node import NodeFacts
 from agents.contract.requests.node import ReadFacts
+from agents.contract.wake import WakeTarget
 from app.errors import HostKeyChanged, HostKeyUnknown, PcCloned, UserError
 from app.events import NodeSnapshot, NodeState
 from app.nodes import finder
@@ -204,6 +205,24 @@ async def test_one_pc_at_two_addresses_is_one_node(
         ):
             await fleet.join(again, wifi.fingerprint)
         assert ("wifi" in fleet.names()) is is_added
+
+
+async def test_a_search_takes_no_clone_of_a_node_that_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"one": image(), "clone": image()}
+    async with clones(tmp_path, monkeypatch, facts) as (fleet, (first, clone)):
+        await fleet.join(Node(name="one", address=address_of(first)), first.fingerprint)
+        wake = WakeTarget(mac="02:00:00:00:00:01", broadcast="10.0.0.255", device="eth0")
+        await fleet.change(replace(fleet.node("one"), wake=wake))
+        await asyncio.to_thread(power_cut, first.home)
+        facts["one"] = image(boot_id="c", macs=("02:00:00:00:00:02",))
+        place = address_of(clone)
+        with pytest.raises(UserError, match="but not its network card 02:00:00:00:00:01") as told:
+            await fleet.move("one", place, requires_card=True)
+        assert f"rackless nodes set-address one --ssh {place}" in told.value.hint
+        facts["one"] = image(boot_id="c", macs=(wake.mac, "02:00:00:00:00:02"))
+        assert (await fleet.move("one", place, requires_card=True)).state == "online"
 
 
 def test_silent_nodes_are_searched_for_less_and_less_often() -> None:
