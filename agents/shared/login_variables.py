@@ -119,6 +119,9 @@ RULES = (
 EQUAL = {"PYTHONUTF8": "1"}
 """Variables with the same value in every program, since the login's locale decides otherwise."""
 
+LEFT_OUT = "RACKLESS_LEFT_OUT"
+"""Variable of a rank with the names of those that it did not get, for its log."""
+
 
 def find_rule(name: str) -> Rule | None:
     """Return the first rule for a variable.

@@ -7,7 +7,6 @@ log, including a failed import of our own package.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import time
@@ -18,7 +17,7 @@ from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.run_layout import rank_log
 from agents.rendezvous.interfaces import LOOPBACK_DEVICE, listen_on, name_interface
 from agents.shared.files.python_child import python_variables
-from agents.shared.login_variables import find_odd, program_environ, visible_card
+from agents.shared.login_variables import LEFT_OUT, find_odd, program_environ, visible_card
 from agents.state import Identity, archive_path, boot_id, identify
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.ranks import RankProcess
@@ -51,17 +50,13 @@ class DirectLauncher:
         """
         log_path = attempt.file(rank_log(placement.rank))
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        environ = rank_environ(attempt, intent, placement)
         try:
-            if left_out := describe_left_out(environ):
-                with contextlib.suppress(OSError):  # a full disk must not stop the run
-                    os.write(log, f"{left_out}\n".encode())
             process = subprocess.Popen(
                 [intent.python, "-m", "agents.trainer"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environ,
+                env=rank_environ(attempt, intent, placement),
                 cwd=attempt.folder,
                 start_new_session=True,
             )
@@ -109,23 +104,22 @@ def rank_environ(
     }
     if len(intent.ranks) > 1:
         environ.update(listen_on(choose_interface(intent)))
-    return environ
+    return {**environ, LEFT_OUT: list_left_out(environ)}
 
 
-def describe_left_out(environ: Mapping[str, str]) -> str:
-    """Return a line for the log about the login's variables that a rank does not get, or "".
+def list_left_out(environ: Mapping[str, str]) -> str:
+    """Return the names of the login's variables that a rank does not get, separated by commas.
 
     Args:
         environ: environment of the rank.
     """
     # Starts of Rackless's own processes override those of Python in any case.
     own = python_variables()
-    names = [
+    return ", ".join(
         name
         for name in find_odd(os.environ)
         if name not in own and environ.get(name) != os.environ[name]
-    ]
-    return f"left out of the login's variables: {', '.join(names)}" if names else ""
+    )
 
 
 def choose_interface(intent: AttemptIntent) -> str:

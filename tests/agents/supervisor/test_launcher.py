@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from agents.contract.run_layout import rank_log
+from agents.shared.login_variables import LEFT_OUT
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.launcher import choose_num_threads, rank_environ
+from agents.trainer.__main__ import _log_identity
 from agents.trainer.rank.attempt import RankAttempt
 from tests.agents.supervisor.conftest import Node
 
@@ -59,7 +60,8 @@ def test_the_login_does_not_change_group_device_or_interpreter(
     before = environ_of(node)
     for name, value in {**odd, "NCCL_DEBUG": "INFO", "RANK": "7", "WORLD_SIZE": "9"}.items():
         monkeypatch.setenv(name, value)
-    assert environ_of(node) == {**before, "NCCL_DEBUG": "INFO"}
+    left_out = ", ".join(sorted({*odd, "RANK", "WORLD_SIZE"}))
+    assert environ_of(node) == {**before, "NCCL_DEBUG": "INFO", LEFT_OUT: left_out}
     # All nodes have this one, so the master passes it on.
     assert environ_of(node, environ={"NCCL_PROTO": "LL"})["NCCL_PROTO"] == "LL"
 
@@ -93,13 +95,20 @@ def test_a_rank_on_the_cpu_sees_no_card(node: Node, monkeypatch: pytest.MonkeyPa
     assert RankAttempt(folder=node.home.path, intent=intent, rank=0).device == "cpu"
 
 
-def test_the_log_of_a_rank_begins_with_what_is_left_out(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+def test_the_log_of_a_rank_says_what_is_left_out(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    intent = node.intent("train")
+    attempt = RankAttempt(folder=node.home.path, intent=intent, rank=0)
+    assert environ_of(node)[LEFT_OUT] == ""
+    _log_identity(attempt)
+    assert "left out" not in capsys.readouterr().out
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     monkeypatch.setenv("PYTHONOPTIMIZE", "2")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    attempt = node.launch("train 1")
-    node.wait_end(attempt)
-    first = attempt.file(rank_log(0)).read_text().splitlines()[0]
-    assert first == "left out of the login's variables: PYTHONOPTIMIZE, TORCH_DISTRIBUTED_DEBUG"
+    monkeypatch.setenv(LEFT_OUT, environ_of(node)[LEFT_OUT])
+    _log_identity(attempt)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(
+        "left out of the login's variables: PYTHONOPTIMIZE, TORCH_DISTRIBUTED_DEBUG"
+    )
