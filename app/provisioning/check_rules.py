@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.contract.node import GpuFacts
+from app.planning.hardware.mig import describe_mig, say_turn_off
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
 from app.provisioning.checks.gpu import INSTALL, RESTART
 from app.provisioning.checks.majority import find_odd
@@ -98,8 +99,8 @@ def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
         # Nothing is known of the driver.
         text = facts.gpu_problem or "its GPUs could not be listed"
         # The row of the shared folder already fails.
-        status: Status = "fail" if facts.recorder == "missing" else "unknown"
-        return (make_row("gpu", name, status, text, _RECORDER_FIXES[facts.recorder]),)
+        graded: Status = "fail" if facts.recorder == "missing" else "unknown"
+        return (make_row("gpu", name, graded, text, _RECORDER_FIXES[facts.recorder]),)
     if facts.gpu_problem:
         fix = (
             "Install the newest NVIDIA driver on Windows, none inside WSL" if facts.wsl else INSTALL
@@ -109,10 +110,17 @@ def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
             # Already updated: only a restart is missing.
             fix, repair = RESTART, None
         return (make_row("gpu", name, "fail", facts.gpu_problem, fix, repair),)
+    # Its other GPUs can train without it.
+    status: Status = "warn" if facts.gpus else "fail"
+    divided = tuple(
+        make_row("gpu", name, status, describe_mig(gpu), say_turn_off(gpu))
+        for gpu in facts.mig_gpus
+    )
     if not facts.gpus:
-        return (make_row("gpu", name, "pass", "no NVIDIA GPU; trains on its CPU"),)
+        whole = make_row("gpu", name, "pass", "no NVIDIA GPU; trains on its CPU")
+        return divided or (whole,)
     build = fitting_builds(facts)[0]
-    return tuple(_judge_gpu(node, gpu, build) for gpu in facts.gpus)
+    return (*(_judge_gpu(node, gpu, build) for gpu in facts.gpus), *divided)
 
 
 def judge_compiler(node: CheckedNode) -> tuple[CheckRow, ...]:
