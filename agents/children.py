@@ -19,6 +19,7 @@ from typing import IO
 
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.files.python_child import SAFE_FOLDER, python_variables
+from agents.shared.login_variables import program_environ
 
 KEPT_LINES = 200
 """Maximum number of lines kept of a program's output."""
@@ -114,7 +115,7 @@ class Children:
                     stdin=stdin,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env={**os.environ, **python_variables(), **(environ or {})},
+                    env={**program_environ(os.environ), **python_variables(), **(environ or {})},
                     cwd=SAFE_FOLDER,
                     start_new_session=True,
                 )

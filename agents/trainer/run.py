@@ -91,7 +91,7 @@ def run_rank(
     ranks = Ranks.from_environment()
     # Before the group: this failure needs no other rank.
     refuse_unsupported(spec, ranks.world_size)
-    device = choose_device(attempt.placement.device)
+    device = choose_device(attempt.device)
     # Before any allocation there: under WSL2 the limit is the memory that is free now.
     limit_memory(device, spec.memory_gib)
     _fix_numerics(attempt, ranks, device)
