@@ -95,8 +95,10 @@ class Rule:
 
 RULES: Mapping[str, Rule] = {
     "state": Rule("any", is_told=False),
-    "close": Rule("any"),
-    "claim": Rule("any"),  # while the part trains, the answer is that it is not granted
+    "close": Rule("any", is_told=False),  # told if it changes something
+    "claim": Rule(
+        "any", is_told=False
+    ),  # told with its outcome; while the part trains, the answer is that it is not granted
     "verify": Rule("holder", needs_grant=True, parts=("lost",)),
     "fetch": Rule("holder", needs_grant=True, parts=("lost",)),
     "send": Rule("any", needs_grant=True, parts=("lost",)),
@@ -342,7 +344,9 @@ class Part:
     def _close(self, closing: election.Closing, sender: str) -> dict[str, Any]:
         # A node speaks for itself alone: with another reason it takes no part, and no more.
         if self.beliefs is None or self.beliefs.is_closing(closing):
-            close(self.attempt, closing.reason[:MAX_REASON_CHARACTERS], closing)
+            reason = closing.reason[:MAX_REASON_CHARACTERS]
+            if close(self.attempt, reason, closing):
+                self.tell(sender, "close", reason)
         elif sender in self.known:
             self.known = {node: s for node, s in self.known.items() if node != sender}
         return {}

@@ -75,8 +75,11 @@ def keep(attempt: AttemptFolder) -> None:
         attempt.file(KEPT_FILE).touch(mode=0o600)
 
 
-def close(attempt: AttemptFolder, reason: str, closing: Closing | None = None) -> None:
+def close(attempt: AttemptFolder, reason: str, closing: Closing | None = None) -> bool:
     """Record that the nodes must never recover the attempt, with the master's word if it is known.
+
+    Returns:
+        False if that was recorded before.
 
     Raises:
         ExpectedError: this node has no such attempt, or the disk is full.
@@ -89,6 +92,7 @@ def close(attempt: AttemptFolder, reason: str, closing: Closing | None = None) -
     if not is_known:
         said = to_wire(replace(closing or Closing(), reason=reason))
         write_json(attempt.file(CLOSED_FILE), {**said, "closed_s": time.time()})
+    return not is_known
 
 
 def end_election(attempt: AttemptFolder) -> None:
