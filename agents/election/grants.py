@@ -68,6 +68,12 @@ class Grants:
             if self._passed_over.issuperset(self._nodes):
                 self._passed_over.clear()  # each of them may try again
 
+    def withdraw(self, node: str) -> None:
+        """End a node's claim, so that others need not wait for it."""
+        with self._lock:
+            if self._grant is not None and self._grant.holder == node:
+                self._grant = None
+
     def find(self, attempt: int) -> Grant | None:
         """Return the valid grant of an attempt number."""
         with self._lock:

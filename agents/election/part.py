@@ -23,6 +23,7 @@ from agents.contract.regroup import Regroup, may_regroup
 from agents.contract.run import (
     LOST_CAUSES,
     AttemptIntent,
+    AttemptLoss,
     AttemptStatus,
     CheckpointInfo,
     FileEntry,
@@ -38,7 +39,13 @@ from agents.errors import ExpectedError
 from agents.node import checkpoints, files
 from agents.node.probes import choose_port
 from agents.state import Home, fsync_folder, read_json
-from agents.supervisor.attempt import AttemptFolder, read_journal, read_regroup, read_status
+from agents.supervisor.attempt import (
+    AttemptFolder,
+    is_confirmed,
+    read_journal,
+    read_regroup,
+    read_status,
+)
 from agents.supervisor.confirmation import confirm
 from agents.supervisor.election_process import close
 from agents.supervisor.fence import claim_attempt, find_newest_launched, read_fence
@@ -183,6 +190,16 @@ class Part:
             waits=ranks.waits,
             has_lost_rank=ranks.has_lost_rank,
         )
+
+    @property
+    def was_started(self) -> bool:
+        """True unless nodes launched this attempt and never confirmed it: it has not trained."""
+        return not self.plan.started_by or is_confirmed(self.attempt, self.intent)
+
+    @property
+    def counts_loss(self) -> bool:
+        """True if the end of this attempt counts for the limits of recoveries."""
+        return self.beliefs is None or self.was_started
 
     def last_claimable(self, lag_s: float = 0.0) -> int:
         """Return the highest attempt number that may be claimed, or that was `lag_s` ago."""
@@ -588,8 +605,7 @@ class Part:
             and wanted.plan.ports.get(self.node) == grant.peer_port,
             "plan": (wanted.plan.patience_s, wanted.plan.per_hour, wanted.plan.started_by)
             == (plan.patience_s, plan.per_hour, sender),
-            "losses": wanted.plan.losses[:-1] == plan.losses
-            and [loss.attempt for loss in wanted.plan.losses[-1:]] == [old.attempt],
+            "losses": self._are_known(wanted.plan.losses),
             "checkpoint": wanted.resume_step == grant.fetched,
         }
         for what, is_expected in checks.items():
@@ -604,6 +620,15 @@ class Part:
                 f"{self.node} has an intact checkpoint of step {newer.step}, and attempt "
                 f"{wanted.attempt} would start from the beginning."
             )
+
+    def _are_known(self, losses: tuple[AttemptLoss, ...]) -> bool:
+        """Return whether these are the losses so far and that of this attempt."""
+        known = self.plan.losses
+        if not self.was_started and losses == known:
+            return True
+        return losses[:-1] == known and [one.attempt for one in losses[-1:]] == [
+            self.attempt.number
+        ]
 
     def next_intent(self, wanted: election.Relaunch) -> AttemptIntent:
         """Return the intent of this node's part of the next attempt."""

@@ -101,6 +101,7 @@ class ElectionWatch:
         self._not_before_s = 0.0
         self._decider: tuple[str, float] = ("", 0.0)
         """Other node that decides, and since when this one waits for it."""
+        self._has_passed = False
         self._held_back_s: float | None = None
         """Since when a majority is ready, but another node is not."""
         self._said = ""
@@ -182,6 +183,7 @@ class ElectionWatch:
         # No time limit: a claim needs the state of every node that can answer.
         states = {part.node: own, **self._believe(self._others.look().states)}
         if part.beliefs is not None:
+            self._pass_over_starter()
             states = self._leave_out(states, now_s)
         found = election.decide_election(
             part.node, part.nodes, states, part.grants.passed_over if part.beliefs else ()
@@ -209,6 +211,7 @@ class ElectionWatch:
             self._say(f"not started: {error}")
             if part.beliefs is not None:
                 self._remember_failed(proposal.failed)
+                part.grants.withdraw(part.node)
             # Random, so that two competing nodes do not block each other's claims forever.
             self._not_before_s = time.monotonic() + random.uniform(*_RETRY_S)
             return True
@@ -244,6 +247,14 @@ class ElectionWatch:
         # One that still trains, or has a master, is waited for, but not for ever: it may lie.
         return ready if now_s - self._held_back_s >= HELD_BACK_S else states
 
+    def _pass_over_starter(self) -> None:
+        """Let another node try, once, if the one that started this attempt did not confirm it."""
+        part, starter = self._part, self._part.plan.started_by
+        if not self._has_passed and not part.was_started and starter != part.node:
+            part.grants.pass_over(starter)
+            part.tell(starter, "confirm", "it did not confirm this attempt", is_refused=True)
+        self._has_passed = True
+
     def _wait_for(self, decider: str, proposal: Proposal, now_s: float) -> None:
         """Wait for another node that decides; pass it over once it had its time."""
         if decider != self._decider[0]:
@@ -277,7 +288,8 @@ class ElectionWatch:
     def _is_within_limits(self, step: int, now_s: float) -> bool:
         """Return whether the run may be recovered now; close it if it makes no progress."""
         losses, per_hour = self._part.plan.losses, self._part.plan.per_hour
-        if election.stands_still([*(loss.step for loss in losses), step]):
+        steps = [loss.step for loss in losses]
+        if election.stands_still([*steps, step] if self._part.counts_loss else steps):
             times = election.MAX_LOSSES_AT_ONE_STEP
             self._close(f"it was lost {times} times at step {step} without progress")
             return False

@@ -238,7 +238,8 @@ class Proposal:
         plan: ElectionPlan = replace(
             part.plan,
             ports={node: answer.peer_port for node, answer in granted.items()},
-            losses=(*part.plan.losses, loss),
+            # An attempt that nodes never confirmed did not train: it is no sign of a standstill.
+            losses=(*part.plan.losses, loss) if part.counts_loss else part.plan.losses,
             started_by=part.node,
             reason=f"{reason}; no master asked for {part.plan.patience_s:g} s",
         )

@@ -458,6 +458,8 @@ def test_a_node_that_grants_and_does_not_start_is_left_out_of_the_next_attempt(
     assert started is not None
     assert started.proof is not None
     assert len(started.proof.handovers) == 2
+    assert started.election is not None
+    assert [loss.attempt for loss in started.election.losses] == [1], "attempt 2 never trained"
     assert prove(started.proof, is_majority) is not None
     listener.close()
 
