@@ -20,12 +20,21 @@ MAX_TIME_S = 32_503_680_000.0
 """Maximum wall clock time, in seconds since 1970: the year 3000, the last that Windows shows."""
 MAX_WAIT_S = 24 * 3600.0
 """Maximum time that one side asks the other to wait, in seconds: a day."""
+MAX_FILE_BYTES = 2**50
+"""Maximum size of a file, in bytes: a pebibyte."""
 MAX_PATH_CHARACTERS = 1024
 """Maximum length of a path within a folder, in characters; systems allow 4096 for the whole
 path."""
 MAX_TEXT_CHARACTERS = 4096
 """Maximum length of a one-line text, such as the name of a card, in characters."""
 
+# Modules, pickles, notebooks, and files that some system starts on a double click.
+_CODE = frozenset(
+    {".py", ".pyc", ".pyo", ".pyd", ".pyw", ".pyx", ".pyz", ".pth", ".ipynb", ".whl", ".egg"}
+    | {".pkl", ".pickle", ".pt", ".ckpt", ".bin", ".joblib", ".so", ".dll", ".dylib", ".exe"}
+    | {".com", ".msi", ".scr", ".lnk", ".url", ".desktop", ".appimage", ".jar", ".sh", ".bash"}
+    | {".zsh", ".bat", ".cmd", ".ps1", ".psm1", ".vbs", ".js", ".mjs", ".hta", ".pl", ".rb"}
+)
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Names that are one part of a path on every system: no separator, no leading dot."""
 # Windows opens a device for these, with any text after the first dot.
@@ -56,6 +65,19 @@ def is_reserved(text: str) -> bool:
     (True, False)
     """
     return text.partition(".")[0].rstrip().lower() in _RESERVED
+
+
+def is_code(path: str) -> bool:
+    """Return whether a file's name is that of code, a pickle or a notebook, on any system.
+
+    >>> [is_code(name) for name in ("a/modeling.py", "x.PY", "pytorch_model.bin", "x.ipynb")]
+    [True, True, True, True]
+    >>> any(is_code(name) for name in ("model.safetensors", "a.py/config.json", "Modelfile"))
+    False
+    """
+    # Windows drops trailing dots and spaces; a library gets its version after the suffix.
+    name = path.rpartition("/")[2].lower().rstrip(". ")
+    return name[name.rfind(".") :] in _CODE or ".so." in name
 
 
 def check_name(field: str, text: str) -> None:
