@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agents.contract.environments import EnvironmentTrial
-from agents.contract.names import MAX_ATTEMPT, check_name, check_number, check_text, check_time
+from agents.contract.names import (
+    MAX_ATTEMPT,
+    check_address,
+    check_device,
+    check_name,
+    check_number,
+    check_text,
+    check_time,
+    drop_odd_paths,
+    drop_odd_words,
+)
 
 MAX_GPUS = 128
 """Maximum number of GPUs of a PC, beyond any mainboard."""
@@ -14,7 +24,12 @@ MAX_LISTED = 1024
 """Maximum number of other items that a PC lists, such as network interfaces."""
 MAX_SPEED = 1e18
 """Maximum speed of a GPU in any unit per second: a thousand times the fastest one."""
-_MAX_BYTES = 2**60
+MAX_BYTES = 2**60
+"""Maximum amount of memory or disk, in bytes."""
+MTUS = (68, 65536)
+"""Smallest and largest packet of a network device, in bytes: that of IPv4, and of loopback."""
+SPEEDS_MBIT = (1, 10**7)
+"""Slowest and fastest link of a network device, in Mb/s."""
 MAX_CONTEXT_BYTES = 16 * 2**30
 """Maximum size of a CUDA context, in bytes; the largest one seen takes less than 1 GiB."""
 # Limits of plausible readings. Drivers report all bits set, or worse, for unknown values.
@@ -26,19 +41,19 @@ _PLAUSIBLE = {
     "slowdown_celsius": 1000.0,
     "clock_mhz": 1e6,
     "fan": 10.0,
-    "memory_used_bytes": _MAX_BYTES,
-    "memory_total_bytes": _MAX_BYTES,
-    "memory_bytes": _MAX_BYTES,
-    "memory_reserved_bytes": _MAX_BYTES,
-    "memory_computing_bytes": _MAX_BYTES,
-    "memory_available_bytes": _MAX_BYTES,
+    "memory_used_bytes": MAX_BYTES,
+    "memory_total_bytes": MAX_BYTES,
+    "memory_bytes": MAX_BYTES,
+    "memory_reserved_bytes": MAX_BYTES,
+    "memory_computing_bytes": MAX_BYTES,
+    "memory_available_bytes": MAX_BYTES,
     "cpu_utilisation": 1.0,
     "cpu_temperature_celsius": 1000.0,
     "cpu_power_w": 1e6,
-    "disk_used_bytes": _MAX_BYTES,
-    "disk_total_bytes": _MAX_BYTES,
-    "disk_bytes": _MAX_BYTES,
-    "disk_free_bytes": _MAX_BYTES,
+    "disk_used_bytes": MAX_BYTES,
+    "disk_total_bytes": MAX_BYTES,
+    "disk_bytes": MAX_BYTES,
+    "disk_free_bytes": MAX_BYTES,
     "disk_read_bytes_per_s": 1e15,
     "disk_write_bytes_per_s": 1e15,
     "bytes_per_s": 1e15,
@@ -57,6 +72,14 @@ def _drop_implausible(record: object) -> None:
         value = getattr(record, name, None)
         if value is not None and not 0 <= value <= most:
             # The dataclasses are frozen, and this runs while one is being read.
+            object.__setattr__(record, name, None)
+
+
+def drop_odd_numbers(record: object, **limits: tuple[int, int]) -> None:
+    """Replace numbers outside their limits by None, which means not known."""
+    for name, (least, most) in limits.items():
+        value = getattr(record, name)
+        if value is not None and not least <= value <= most:
             object.__setattr__(record, name, None)
 
 
@@ -84,8 +107,9 @@ class GpuFacts:
 
     def check_foreign(self) -> None:
         check_number("index", self.index, 0, MAX_LISTED)
-        for name in ("uuid", "name", "driver", "cuda", "capability"):
-            check_text(name, getattr(self, name) or "")
+        for name in ("uuid", "name"):
+            check_text(name, getattr(self, name))
+        drop_odd_words(self, "driver", "cuda", "capability")
         _drop_implausible(self)
 
 
@@ -113,6 +137,13 @@ class InterfaceFacts:
     """IPv4 broadcast address of its network; None: no such address."""
     wakes: bool | None = None
     """True if a magic packet wakes the PC; None: not known."""
+
+    def check_foreign(self) -> None:
+        check_device("name", self.name)
+        check_address("address", self.address)
+        check_address("broadcast", self.broadcast)
+        drop_odd_words(self, "mac")
+        drop_odd_numbers(self, mtu=MTUS, speed_mbit=SPEEDS_MBIT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,9 +183,11 @@ class NodeFacts:
     """Time at which the PC was started, in seconds since 1970."""
 
     def check_foreign(self) -> None:
-        texts = ("hostname", "os", "kernel", "python", "architecture", "cpu", "address")
-        for name in (*texts, "machine_id", "agent_home"):
+        for name in ("hostname", "os", "kernel", "python", "architecture", "cpu", "gpu_problem"):
             check_text(name, getattr(self, name) or "")
+        check_address("address", self.address)
+        drop_odd_paths(self, "agent_home", "compiler")
+        drop_odd_words(self, "machine_id", "wsl")
         _check_count("gpus", self.gpus, MAX_GPUS)
         _check_count("gpu_uses", self.gpu_uses, MAX_LISTED)
         _check_count("interfaces", self.interfaces, MAX_LISTED)
@@ -243,6 +276,10 @@ class EnvironmentReport:
     trial: EnvironmentTrial | None = None
     """Result of trying it after it was built or adopted; None: it was not tried."""
 
+    def check_foreign(self) -> None:
+        drop_odd_paths(self, "python")
+        drop_odd_words(self, "python_version", "lock_sha256")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogTail:
@@ -313,8 +350,8 @@ class TorchFacts:
     """Number of GPUs that it sees."""
 
     def check_foreign(self) -> None:
-        for name in ("version", "cuda", "nccl"):
-            check_text(name, getattr(self, name) or "")
+        check_text("version", self.version)
+        drop_odd_words(self, "cuda", "nccl")
         _check_count("architectures", self.architectures, MAX_LISTED)
 
 

@@ -24,6 +24,7 @@ from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused, safe_name
 from app.paths import is_same_folder, whole_path
 from app.runs.services import Services
+from app.shell_words import command_here
 from app.text import show_list
 
 CARD_FILE = "README.md"
@@ -47,7 +48,8 @@ def folder_here(artifact: ArtifactSnapshot) -> Path:
     if folder is None:
         raise UserError(
             f"{artifact.label} has no whole copy on this PC",
-            f"Copy it here: rackless artifacts copy {artifact.label} --to ./FOLDER",
+            "Copy it here: "
+            + command_here("rackless", "artifacts", "copy", artifact.label, "--to", "./FOLDER"),
         )
     return Path(folder)
 

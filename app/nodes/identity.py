@@ -13,6 +13,7 @@ from pathlib import Path
 from app.errors import HostKeyChanged, HostKeyUnknown, UserError
 from app.events import NodeSnapshot
 from app.nodes.node import Node, NodeIdentity, SshAddress
+from app.shell_words import command_here
 
 SEARCHED_AFTER_S = 60.0
 """Silence after which a node is searched for, in seconds."""
@@ -37,10 +38,8 @@ def refuse_twin(node: Node, twin: Node) -> UserError:
     """Return the error for a node that is already registered under another name."""
     hint = f"Use {twin.name}: one PC is one node."
     if isinstance(node.address, SshAddress) and isinstance(twin.address, SshAddress):
-        hint = (
-            f"If its address has changed: rackless nodes set-address {twin.name} --ssh "
-            f"{node.address}. Else use {twin.name}: one PC is one node."
-        )
+        command = command_here("rackless", "nodes", "set-address", twin.name, "--ssh", node.address)
+        hint = f"If its address has changed: {command}. Else use {twin.name}: one PC is one node."
     return UserError(
         f"{node.address} is the PC of {twin.name}, which was added as {twin.address}: host key and "
         "machine id are the same",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def _use(method: str, files: Mapping[str, int], class_name: str) -> list[str]:
     """Return instructions for use; FOLDER stands for its folder, or its name on the hub."""
     if EXPORTS[method].runtime == "llama.cpp":
         name = min((n for n in files if n.endswith(".gguf")), key=lambda n: files[n])
-        return ["```", f"llama-cli -m {name} -cnv", "```"]
+        return ["```", f"llama-cli -m {shlex.quote(name)} -cnv", "```"]
     return [
         f"With `pip install transformers accelerate {EXPORTS[method].loaded_with}`:",
         "",

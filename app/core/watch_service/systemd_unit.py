@@ -9,6 +9,7 @@ from pathlib import Path
 from app.core.watch_service import service
 from app.errors import UserError
 from app.paths import HOME_VARIABLE, private_folder, replace_text
+from app.shell_words import posix_command
 
 UNIT_NAME = "rackless-watch.service"
 
@@ -155,7 +156,7 @@ class SystemdUnit:
             return ""
         return (
             f"It runs while {self.user} is logged in. To run it from the start of this PC on: "
-            f"loginctl enable-linger {self.user}"
+            + posix_command("loginctl", "enable-linger", self.user)
         )
 
     def _read(self) -> str | None:
