@@ -176,6 +176,7 @@ _OURS = {
     ("app/cli/kit/failures.py", "failure.topic"),
     ("app/cli/main.py", "version('rackless')"),
     ("app/cli/nodes.py", "what"),
+    ("app/presentation/limit_text.py", "limit.place"),
     ("app/nodes/bootstrap.py", "ARCHIVES_KEPT + 1"),
     ("app/nodes/bootstrap.py", "AGENT_FOLDER"),
     ("app/nodes/bootstrap.py", "package"),

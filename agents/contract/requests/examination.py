@@ -129,6 +129,9 @@ class SystemFacts:
     """Maximum number of processes and threads of this login; `NO_LIMIT`: not set."""
     max_address_bytes: int | None = None
     """Maximum address space of a process, in bytes; `NO_LIMIT`: not set."""
+    max_locked_bytes: int | None = None
+    """Maximum memory that a process may lock for RDMA, in bytes; `NO_LIMIT`: not set. CUDA pins
+    memory without it."""
 
     def check_foreign(self) -> None:
         drop_odd_paths(self, "home", "temporary_folder")
