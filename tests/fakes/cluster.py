@@ -42,8 +42,8 @@ from agents.contract.requests.hub import (
     FetchSnapshot,
     FindSnapshot,
     FoundSnapshot,
+    KeepSnapshot,
     OfferSnapshot,
-    ShowSnapshot,
 )
 from agents.contract.requests.jobs import CalibrationJob, PreviewJob
 from agents.contract.requests.models import FoundConfig, InspectModel, ModelRefusals, ReadConfig
@@ -181,7 +181,9 @@ class FakeNode(FakeAgent):
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By the model's path or id."""
     snapshots: dict[str, HubSnapshot] = field(default_factory=dict)
-    """Models in the hub's cache, by their id."""
+    """Models in the hub's cache or copied from another PC, by their id."""
+    copied: dict[str, str] = field(default_factory=dict)
+    """Folders of the copied ones, by their id."""
     hub: dict[str, HubSnapshot | RacklessError] = field(default_factory=dict)
     """What a download gives, by the model's id; one without a name gives nothing to copy."""
     refusals: dict[str, tuple[ModelRefusal, ...]] = field(default_factory=dict)
@@ -382,7 +384,9 @@ class FakeNode(FakeAgent):
     @answers(FindSnapshot)
     async def hub_snapshot(self, request: FindSnapshot, progress: Report = None) -> FoundSnapshot:
         self._answer("hub_snapshot")
-        return FoundSnapshot(snapshot=self.snapshots.get(request.model))
+        return FoundSnapshot(
+            snapshot=self.snapshots.get(request.model), folder=self.copied.get(request.model, "")
+        )
 
     @answers(FetchSnapshot)
     async def hub_fetch(self, request: FetchSnapshot, progress: Report = None) -> FoundSnapshot:
@@ -400,10 +404,13 @@ class FakeNode(FakeAgent):
     async def hub_offer(self, request: OfferSnapshot, progress: Report = None) -> None:
         self._answer("hub_offer")
 
-    @answers(ShowSnapshot)
-    async def hub_show(self, request: ShowSnapshot, progress: Report = None) -> None:
-        self._answer("hub_show")
-        self.snapshots[request.place.model] = request.place.snapshot
+    @answers(KeepSnapshot)
+    async def hub_keep(self, request: KeepSnapshot, progress: Report = None) -> FoundSnapshot:
+        self._answer("hub_keep")
+        place = request.place
+        self.snapshots[place.model] = place.snapshot
+        self.copied[place.model] = f"/home/anna/.rackless/{place.folder}"
+        return FoundSnapshot(snapshot=place.snapshot, folder=self.copied[place.model])
 
     @answers(ReadConfig)
     async def model_config(self, request: ReadConfig, progress: Report = None) -> FoundConfig:
@@ -599,7 +606,12 @@ class FakeCluster:
         return ()
 
     async def copy(
-        self, source: str, targets: Sequence[str], path: str, progress: OnTransfers | None = None
+        self,
+        source: str,
+        targets: Sequence[str],
+        path: str,
+        progress: OnTransfers | None = None,
+        expected: Mapping[str, int] | None = None,
     ) -> tuple[str, ...]:
         for target in targets:
             self.copies.append((source, target, path))
