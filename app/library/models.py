@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agents.contract.in_place import MODEL_SUFFIXES
 from agents.contract.spec import RunSpec
-from agents.shared.files.folder_files import ForeignFile, list_own
+from agents.shared.files.folder_files import ForeignFile, list_own, name_kind
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
 from app.library.model_check import ModelInspector, require_usable
@@ -22,6 +22,7 @@ from app.text import shorten
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _NO_FOLDER = "There is no such folder on this PC, and no model of the hub is called so."
+_NO_KIND = "This is a pipe, socket or device: name the folder with config.json and the weights."
 _A_FILE = "This is a file: name the folder with config.json and the weights."
 
 
@@ -47,6 +48,11 @@ def find_model(
     if missing == _A_FILE:
         raise UserError(
             f"the model {name} is a file", "Name the folder with config.json and the weights."
+        )
+    if missing == _NO_KIND:
+        raise UserError(
+            f"the model {shorten(name)} is {name_kind(path)}, not a folder",
+            "Name the folder with config.json and the weights.",
         )
     if missing:
         raise UserError(
@@ -76,6 +82,8 @@ def explain_missing_model(name: str) -> str:
     try:
         if path.is_file():
             return _A_FILE
+        if path.exists() and not path.is_dir():
+            return _NO_KIND
         # An absolute POSIX path may be a folder on the nodes, even if this PC runs Windows.
         if path.is_dir() or name.startswith("/"):
             return ""
