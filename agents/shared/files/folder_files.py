@@ -174,9 +174,7 @@ def read_regular(path: Path, root: Path | None = None, limit: int = MAX_JSON_BYT
         data = file.read(limit + 1)
     if len(data) > limit:
         raise ForeignFile(
-            path,
-            f"is too large: a file of this kind has at most {limit} bytes",
-            "Name another file",
+            path, f"has more than {limit} bytes, and at most those are read", "Name another file"
         )
     return data
 
