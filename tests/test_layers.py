@@ -78,9 +78,9 @@ ORDER = {
         " | artifacts overview | shell | application | self_test"
     ),
     "agents": (
-        "contract | shared | errors | foreign_code | state disk_space children program file_hashes"
-        " | rendezvous | supervisor | telemetry | node | election | spread serve trainer"
-        " | quantizers | commands | __main__"
+        "contract | shared | errors | foreign_code | state disk_space limits children program"
+        " file_hashes | rendezvous | supervisor | telemetry | node | election"
+        " | spread serve trainer | quantizers | commands | __main__"
     ),
     "agents.trainer": (
         "rank kernels data optim | streaming | model metrics | objectives | execution | parallel"
