@@ -69,8 +69,8 @@ ORDER = {
         " | strategies | cut reasons | advice | plan"
     ),
     "app.runs": (
-        "placement run | nodes rejoin | recovery | journals | snapshot | run_repository | services"
-        " | * | inputs | lifecycle"
+        "placement run | nodes rejoin | recovery mandates | journals | snapshot | run_repository"
+        " | services | * | inputs | lifecycle"
     ),
     "app.gui": (
         "kit | session tables logs | charts forms | repairs | chat new_run nodes settings | export"

@@ -81,8 +81,9 @@ def fixed_part(spec: RunSpec) -> dict[str, Any]:
             continue
         section, _, name = key.name.rpartition(".")
         (plain.setdefault(section, {}) if section else plain)[name] = to_wire(value)
-    if columns := plain["data"].get("ignore_columns"):
-        plain["data"]["ignore_columns"] = sorted(columns)  # their order has no effect
+    for name in ("ignore_columns", "columns"):
+        if columns := plain["data"].get(name):
+            plain["data"][name] = sorted(columns)  # their order has no effect
     return plain
 
 
