@@ -162,6 +162,8 @@ class FakeNode(FakeAgent):
     """Where it can read what the master has at a path."""
     intents: list[AttemptIntent] = field(default_factory=list)
     stops: list[tuple[str, int, float]] = field(default_factory=list)
+    closings: list[str] = field(default_factory=list)
+    """Signatures by which nodes are told never to recover an attempt; empty: they may."""
     wishes: list[ControlRequest] = field(default_factory=list)
     grant: Callable[[str, int, ControlRequest], None] | None = None
     """Answer a control request as the trainer does."""
@@ -290,6 +292,7 @@ class FakeNode(FakeAgent):
     @answers(KeepAttempt)
     async def keep(self, request: KeepAttempt, progress: Report = None) -> None:
         self._answer("keep_closed" if request.is_closed else "keep")
+        self.closings.append(request.closing)
 
     @answers(ReadAttempt)
     async def attempt_status(self, request: ReadAttempt, progress: Report = None) -> AttemptStatus:
@@ -314,6 +317,7 @@ class FakeNode(FakeAgent):
         run_id, attempt = request.run_id, request.attempt
         self._answer("stop")
         self.stops.append((run_id, attempt, request.grace_s))
+        self.closings.append(request.closing)
         await asyncio.sleep(self.stop_delay_s)
         if self.stop_error is not None:
             raise self.stop_error

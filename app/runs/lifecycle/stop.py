@@ -66,7 +66,14 @@ async def stop_run(services: Services, run_id: str, report: OnMessage = lambda l
     services.runs.move(run_id, run.attempt, "stopping", "", "")
     grace_s = 0.0 if again else services.settings.number("stop_grace_s")
     async with _reporting(services.pool, run, grace_s, report):
-        left = await stop_parts(services.pool, run.nodes, run_id, run.attempt, grace_s)
+        left = await stop_parts(
+            services.pool,
+            run.nodes,
+            run_id,
+            run.attempt,
+            grace_s,
+            closing=await asyncio.to_thread(services.key.sign_closing, run_id, run.attempt),
+        )
     silent = [node for node, error in left.items() if isinstance(error, errors.NodeUnreachable)]
     refused = [error for error in left.values() if not isinstance(error, errors.NodeUnreachable)]
     await reconcile_run(services, run_id)
