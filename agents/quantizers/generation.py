@@ -21,6 +21,7 @@ from agents.trainer.checkpoint.folder import read_checkpoint
 from agents.trainer.data.hub import find_model
 from agents.trainer.data.templates import render_question
 from agents.trainer.data.tokenizer import load_tokenizer
+from agents.trainer.data.tokenizer_bounds import BoundedDecoder, bounded_tokenizer, decode
 
 CONTEXT_TOKENS = 8192
 """Context of llama.cpp, in tokens; less for models with a smaller one."""
@@ -155,7 +156,7 @@ class _ModelSpeaker:
         new = out_BT[0, num_asked:].tolist()
         ends = self._model.generation_config.eos_token_id
         whole = new[-1] in (ends if isinstance(ends, list) else [ends])
-        text = self._tokenizer.decode(new, skip_special_tokens=True)
+        text = decode(self._tokenizer, new, skip_special_tokens=True)
         # A stop together with the last token changes nothing, since the answer is complete.
         stopped = wish.stopped.is_set() and not whole
         return clock.report(text, len(new), self.runtime, cut=not whole, stopped=stopped)
@@ -163,7 +164,9 @@ class _ModelSpeaker:
     def _encode(self, turn: ChatTurn) -> Any:
         said = [{"role": m.role, "content": m.content} for m in turn.messages]
         text = render_question(self._tokenizer, said)
-        return self._tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        with bounded_tokenizer(len(text)):
+            found = self._tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        return found["input_ids"]
 
 
 def _make_streamer(tokenizer: Any, clock: _Clock, say: Say) -> Any:
@@ -184,7 +187,7 @@ def _make_streamer(tokenizer: Any, clock: _Clock, say: Say) -> Any:
             if text:
                 say(text)
 
-    return Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    return Streamer(BoundedDecoder(tokenizer), skip_prompt=True, skip_special_tokens=True)
 
 
 def _load(job: ChatJob, folder: Path, device: str) -> Any:

@@ -18,7 +18,7 @@ from agents.node.files import job_folder
 from agents.program import command
 from agents.serve.channel import Call
 from agents.serve.program_watch import ProgramWatch
-from agents.shared.files.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
+from agents.shared.files.bounded_work import KILLS
 from agents.shared.files.python_child import python_variables
 from agents.state import Home, archive_path, write_json
 from agents.supervisor.leases import announce
@@ -96,8 +96,9 @@ def explain_end(what: str, code: int, lines: Sequence[str]) -> dict[str, str]:
     >>> explain_end("Making awq", -9, [])["message"]
     'Making awq was killed from outside, most likely because the PC ran out of memory.'
     """
-    if code == -KILLED:
-        return {"message": f"{what} failed: {KILLED_MESSAGE}.", "hint": KILLED_HINT}
+    if -code in KILLS:
+        reason, hint = KILLS[-code]
+        return {"message": f"{what} failed: {reason}.", "hint": hint}
     if code == -signal.SIGKILL:
         return {
             "message": f"{what} was killed from outside, most likely because the PC ran out of "

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.contract.run import AttemptIntent, AttemptState, FailureCause
-from agents.shared.files.bounded_work import KILLED_MESSAGE
+from agents.shared.files.bounded_work import KILLS
 from agents.supervisor.attempt import EXIT_USER_ERROR
 from agents.supervisor.clocks import Sleep
 from agents.supervisor.process_signs import describe_state
@@ -43,7 +43,7 @@ SIGNAL_CAUSES = {
     signal.SIGSEGV: "a crash inside a library or a driver",
     signal.SIGBUS: "a crash, most often /dev/shm or the disk is full",
     signal.SIGABRT: "aborted by a library",
-    signal.SIGVTALRM: KILLED_MESSAGE,
+    **{signal.Signals(number): reason for number, (reason, _) in KILLS.items()},
 }
 
 KILL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})

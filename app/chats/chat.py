@@ -19,6 +19,7 @@ from agents.contract.node import NodeFacts
 from agents.contract.requests import chats
 from agents.contract.requests.node import ReadFacts
 from agents.contract.run_layout import checkpoint_path
+from agents.shared.files.folder_files import read_regular
 from agents.shared.files.full_disk import name_disk_error
 from app import conversation
 from app.artifacts.bundle import bundle_artifact, read_artifact, read_origin
@@ -173,7 +174,7 @@ def read_prompt_file(path: Path) -> tuple[str, ...]:
         UserError: the file cannot be read.
     """
     try:
-        return conversation.read_prompts(path.read_text(encoding="utf-8"))
+        return conversation.read_prompts(read_regular(path).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}", "Name a file of plain text.") from error
 

@@ -28,8 +28,14 @@ from app.progress import OnMessage
 
 _README = """Report of Rackless, made {made}.
 
-Passwords, tokens and private keys were taken out, by their form; {names}. Rows of training data and
-weights are not in it, but logs hold what programs printed: read them before you send this file.
+Taken out: private keys, tokens of known services by their form, the password in an address, and
+every value whose name ends in a word such as password, secret, credential, token or key, in
+settings, JSON, code, headers and command lines; {names}. Hashes of files and ids of runs stay.
+Rows of training data and weights are not in it.
+
+No rule finds a secret that looks like any other text: a password in a sentence or under a name that
+does not say so, one that a program split, encoded or abbreviated, or a row of data in what your own
+code printed. Read the logs before you send this file, and replace every secret that you see there.
 
 {contents}
 """

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agents.shared.files.folder_files import read_regular
 from app.errors import UserError
 from app.shell_words import command_here
 
@@ -276,7 +277,7 @@ def match_patterns(text: str, patterns: Iterable[str]) -> bool:
 def _lines(file: ConfigFile) -> Iterator[tuple[str, str, str]]:
     """Yield (keyword in lower case, rest of the line, `file:line`) of each line with a value."""
     try:
-        text = file.path.read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_regular(file.path).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return
     except OSError as error:

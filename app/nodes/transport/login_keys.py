@@ -17,6 +17,7 @@ from pathlib import Path
 
 import asyncssh
 
+from agents.shared.files.folder_files import require_regular
 from app.errors import LoginRefused
 from app.nodes.node import SshAddress
 from app.shell_words import command_here
@@ -152,6 +153,7 @@ async def _add_default(keys: LoginKeys, path: Path) -> None:
 
 
 def _load(path: Path) -> list[asyncssh.SSHKeyPair]:
+    require_regular(path)
     try:
         return list(asyncssh.load_keypairs(str(path)))
     except asyncssh.KeyEncryptionError as error:
@@ -166,6 +168,7 @@ def _public_data(path: Path) -> bytes | None:
     # IdentityFile may name the public file of a key that only the agent has.
     public = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
     with contextlib.suppress(OSError, asyncssh.KeyImportError):
+        require_regular(public)
         return bytes(asyncssh.read_public_key(public).public_data)
     return None
 
