@@ -13,6 +13,8 @@
      |    +-- LoginRefused    the node answers, but accepts no key of this PC
      |    +-- AdminRefused    a node's sudo refused the password, or allows nothing
      |    +-- NotAvailableYet a command of a later version
+     |    +-- LockHeld        another process of this PC keeps a file locked
+     |    +-- RunStopped      the user stopped the run while a process launched or exported it
      |    +-- Interrupted     ended by Ctrl-C or a signal (exit code 130)
      +-- AgentBug             our fault on the node; carries the remote traceback
 
@@ -197,6 +199,18 @@ class NotAvailableYet(UserError):
     """Raised by commands that a later version implements."""
 
     code = "not-available-yet"
+
+
+class LockHeld(UserError):
+    """Raised when another process of this PC, which the message names, keeps a file locked."""
+
+    code = "lock-held"
+
+
+class RunStopped(UserError):
+    """Raised in a process that launches or exports a run, once the user has stopped the run."""
+
+    code = "run-stopped"
 
 
 class Interrupted(UserError):

@@ -235,23 +235,27 @@ class ResumeRun(Action["RunSnapshot"]):
     """Learning rate from now on; None: as before."""
     parallel: Parallel | None = None
     """Parallelism from now on; None: as before."""
+    asked_s: float | None = None
+    """Time at which the user asked for it, in seconds since the epoch; a later stop ends it.
+    None: now."""
 
     async def perform(self, core: CoreState, report: Report) -> RunSnapshot:
+        from app.runs.lifecycle.launch_order import take_order
         from app.runs.lifecycle.reconcile import refresh_run
-        from app.runs.lifecycle.resume import Changes, resume_run
+        from app.runs.lifecycle.resume import Changes, Choices, resume_run
 
         run_id = core.full_id(self.run_id)
-        # The stored state may be outdated, and a run that still trains must not be resumed.
-        await refresh_run(core.services, run_id)
-        await resume_run(
-            core.services,
-            run_id,
-            self.checkpoint,
-            self.nodes,
-            self.verify_steps,
-            as_progress(report),
-            changes=Changes(learning_rate=self.learning_rate, parallel=self.parallel),
-        )
+        order = take_order(core.services, run_id, self.asked_s)
+        with core.services.resuming(run_id):
+            # The stored state may be outdated, and a run that still trains must not be resumed.
+            await refresh_run(core.services, run_id)
+            choices = Choices(
+                checkpoint=self.checkpoint,
+                nodes=self.nodes,
+                verify_steps=self.verify_steps,
+                changes=Changes(learning_rate=self.learning_rate, parallel=self.parallel),
+            )
+            await resume_run(core.services, run_id, choices, as_progress(report), order=order)
         core.watch(run_id)
         return core.services.runs.full_snapshot(run_id)
 

@@ -159,4 +159,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             chunks TEXT NOT NULL
         ) STRICT""",
     ),
+    # A JSON object; empty: never stopped.
+    ("ALTER TABLE runs ADD COLUMN last_stop TEXT NOT NULL DEFAULT '{}'",),
 )
