@@ -14,6 +14,7 @@
      |    +-- AdminRefused    a node's sudo refused the password, or allows nothing
      |    +-- NotAvailableYet a command of a later version
      |    +-- LockHeld        another process of this PC keeps a file locked
+     |    +-- StoreLost       the database was damaged, moved or deleted while it was in use
      |    +-- RunStopped      the user stopped the run while a process launched or exported it
      |    +-- Interrupted     ended by Ctrl-C or a signal (exit code 130)
      +-- AgentBug             our fault on the node; carries the remote traceback
@@ -205,6 +206,12 @@ class LockHeld(UserError):
     """Raised when another process of this PC, which the message names, keeps a file locked."""
 
     code = "lock-held"
+
+
+class StoreLost(UserError):
+    """Raised when the database is not the file any more that this process has opened."""
+
+    code = "store-lost"
 
 
 class RunStopped(UserError):

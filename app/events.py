@@ -393,6 +393,14 @@ class ArtifactsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """The database can no longer be used by this process, which has to be restarted."""
+
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepsArrived:
     run_id: str
     steps: tuple[StepRecord, ...]
@@ -419,6 +427,7 @@ Event = (
     | RunChanged
     | RunDeleted
     | ArtifactsChanged
+    | StoreFailed
     | StepsArrived
     | LogArrived
     | RunEventArrived
