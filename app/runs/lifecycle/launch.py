@@ -111,7 +111,14 @@ async def start_run(
         try:
             order.phase = "sent files"
             async with unless_stopped(services, order):
-                folders = await run_inputs.send_inputs(services, plan.nodes, inputs, report, plan)
+                folders = await run_inputs.send_inputs(
+                    services,
+                    plan.nodes,
+                    inputs,
+                    report,
+                    plan,
+                    patience_s=services.settings.number("lost_after_s"),
+                )
         # BaseException: a cancelled start must not look as if it continued.
         except BaseException as error:
             _fail(services, run, error, "started", "start")

@@ -161,7 +161,9 @@ async def _resume(
     if step is not None and verify_steps:
         replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
     order.phase = "sent files"
-    folders = await send_inputs(services, plan.nodes, inputs, report, plan)
+    # Without the user, another try chooses among the nodes that answer by then.
+    patience_s = services.settings.number("lost_after_s") if automatic is None else 0.0
+    folders = await send_inputs(services, plan.nodes, inputs, report, plan, patience_s=patience_s)
     if automatic is not None:
         _require_pending(services, run_id)
     await delete_copies(services, void)  # last: everything else that can fail has succeeded
