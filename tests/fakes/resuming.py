@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.progress import OnMessage
 from app.runs.lifecycle import resume
+from app.runs.lifecycle.launch_order import take_order
 from app.runs.lifecycle.reconcile import reconcile_run, refresh_run
 from app.runs.services import Services
 
@@ -19,6 +20,7 @@ async def resume_run(
     changes: resume.Changes | None = None,
     automatic: resume.Automatic | None = None,
 ) -> None:
+    order = take_order(services, run_id)
     await (refresh_run if automatic is None else reconcile_run)(services, run_id)
     choices = resume.Choices(
         checkpoint=checkpoint,
@@ -26,4 +28,4 @@ async def resume_run(
         verify_steps=verify_steps,
         changes=changes or resume.Changes(),
     )
-    await resume.resume_run(services, run_id, choices, report, automatic=automatic)
+    await resume.resume_run(services, run_id, choices, report, automatic=automatic, order=order)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
+import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from agents.contract.run import AttemptStatus
 from agents.contract.spec import RunSpec
 from app.errors import RunStopped, UserError
-from app.events import EventHub
+from app.events import ACTIVE_STATES, EventHub
 from app.runs.export_claims import claim_deletion, claim_export
 from app.runs.lifecycle import launch_order, resume
 from app.runs.lifecycle import stop as stop_module
@@ -26,7 +28,7 @@ from app.runs.lifecycle.stop import delete_run, stop_run
 from app.runs.lifecycle.watch import RunWatch
 from app.runs.services import Services
 from app.storage.recoveries import Loss
-from tests.fakes.cluster import FakeCluster, make_services
+from tests.fakes.cluster import FakeCluster, FakeNode, make_services
 from tests.fakes.resuming import resume_run
 
 
@@ -347,3 +349,96 @@ def test_a_store_that_is_busy_for_a_moment_is_no_stop(
     record_stop(services, run_id)
     with pytest.raises(RunStopped):
         asyncio.run(work())
+
+
+# ---------------------------------------------------------------- at any instant
+
+
+def press_at(
+    cluster: FakeCluster, number: int, press: Callable[[], Coroutine[None, None, None]]
+) -> list[asyncio.Task[None]]:
+    """Press Stop when the nodes get their request of this number; return its task then."""
+    pressed: list[asyncio.Task[None]] = []
+    asked = 0
+
+    def count(answer: Callable[[str], None], kind: str) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == number and not pressed:
+            pressed.append(asyncio.create_task(press()))
+        answer(kind)
+
+    for node in cluster.nodes.values():
+        node._answer = functools.partial(count, FakeNode._answer.__get__(node))  # type: ignore[method-assign]
+    return pressed
+
+
+@pytest.mark.parametrize("is_suspended", [False, True])
+@pytest.mark.parametrize("how", ["start", "resume", "recovery"])
+def test_a_stop_at_any_request_of_a_launch_leaves_nothing(
+    services: Services,
+    other: Services,
+    cluster: FakeCluster,
+    spec: RunSpec,
+    how: str,
+    is_suspended: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten draws; a starter that is suspended sees the stop at its own checks alone."""
+    monkeypatch.setattr(launch_order, "POLL_S", 3600.0 if is_suspended else 0.001)
+    monkeypatch.setattr(stop_module, "STARTER_S", 0.02)
+    monkeypatch.setattr(stop_module, "POLL_INTERVAL_S", 0.001)
+
+    async def prepare() -> str:
+        run_id = await start_run(services, spec)
+        for node in cluster.nodes.values():
+            node.add_checkpoint(run_id, 5)
+        if how == "recovery":
+            cluster["gamma"].set_state(run_id, 1, "lost")
+            await reconcile_run(services, run_id)
+        else:
+            await stop_run(services, run_id)
+        return run_id
+
+    async def attempt(run_id: str) -> str:
+        if how == "start":
+            return await start_run(services, spec)
+        automatic = resume.Automatic() if how == "recovery" else None
+        await resume_run(services, run_id, automatic=automatic)
+        return run_id
+
+    async def case(number: int) -> None:
+        run_id = "" if how == "start" else await prepare()
+
+        async def press() -> None:
+            known = [run_id] if run_id else [run.run_id for run in other.runs.store.all()][:1]
+            for one in known:
+                # Before it has an id, or once it is over, there is nothing to stop.
+                with contextlib.suppress(UserError):
+                    await stop_run(other, one)
+
+        pressed = press_at(cluster, number, press)
+        launched = ""
+        with contextlib.suppress(UserError):
+            launched = await attempt(run_id)
+        if not pressed:
+            await press()
+        for task in pressed:
+            await task
+        if launched and active(cluster):
+            assert how == "start", "only a start has a time before it can be stopped"
+            (run,) = [run for run in other.runs.store.all() if run.run_id == launched]
+            assert run.last_stop.number == 0
+            await stop_run(other, launched)
+        assert active(cluster) == [], number
+        for run in other.runs.store.all():
+            assert run.state not in ACTIVE_STATES
+            assert not other.recoveries.is_pending(run.run_id)
+            assert other.find_starter(run.run_id) is None
+        # Nothing of this case may make the next one busy.
+        for node in cluster.nodes.values():
+            node.attempts.clear()
+
+    draw = random.Random(f"{how} {is_suspended}")
+    for _ in range(10):
+        asyncio.run(case(draw.randint(1, 60)))
