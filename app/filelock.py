@@ -127,6 +127,19 @@ def try_held(path: Path) -> int | None:
     return None
 
 
+def is_held(path: Path) -> bool:
+    """Return True if a living process holds the lock."""
+    # Taking the lock would create the file, and fails if its folder is missing.
+    if not path.exists():
+        return False
+    handle = _open(path)
+    try:
+        # Shared, so that two tests do not take each other for the holder.
+        return not _try(handle, is_shared=True)
+    finally:
+        os.close(handle)
+
+
 def read_holder(path: Path) -> Holder | None:
     """Return the process that last took the lock, or None if it left no record.
 
@@ -160,13 +173,14 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
 
 
-def _try(handle: int) -> bool:
+def _try(handle: int, *, is_shared: bool = False) -> bool:
     try:
         if sys.platform == "win32":
             os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
         else:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

@@ -247,6 +247,7 @@ class ResumeRun(Action["RunSnapshot"]):
         run_id = core.full_id(self.run_id)
         order = take_order(core.services, run_id, self.asked_s)
         with core.services.resuming(run_id):
+            core.services.runs.publish_starters()  # so that it can be stopped from here on
             # The stored state may be outdated, and a run that still trains must not be resumed.
             await refresh_run(core.services, run_id)
             choices = Choices(

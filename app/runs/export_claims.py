@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from app.errors import UserError
-from app.filelock import Holder, read_holder, refuse_held, try_held, try_locked
+from app.filelock import Holder, is_held, read_holder, refuse_held, try_held, try_locked
 from app.paths import private_folder
 from app.runs.services import Services
 
@@ -55,12 +55,10 @@ def claim_export(services: Services, run_id: str) -> Iterator[None]:
     handle = try_held(path)
     try:
         deletion = folder / "deletion"
-        other = try_locked(deletion)
-        if other is None:
+        if is_held(deletion):
             raise UserError(
                 f"run {run_id} is being deleted by {read_holder(deletion) or 'another process'}"
             )
-        os.close(other)
         services.runs.get(run_id)  # again: it may have been deleted before the lock
         yield
     finally:
@@ -73,10 +71,7 @@ def list_exports(services: Services, run_id: str) -> list[Holder]:
     """Return the processes of this PC that export a run."""
     found = []
     for path in _names(services, run_id).glob("export-*.lock"):
-        handle = try_locked(path)
-        if handle is not None:
-            os.close(handle)
-        else:
+        if is_held(path):
             unknown = Holder(pid=0, command="another process", since_s=0.0)
             found.append(read_holder(path) or unknown)
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +15,12 @@ from agents.contract.node import NodeFacts
 from agents.contract.run import MasterIdentity, RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import UserError
-from app.filelock import Holder, read_holder, try_held, try_locked
+from app.filelock import is_held, read_holder, try_held
 from app.library.configs import ConfigLibrary
 from app.library.model_check import ModelInspector
 from app.paths import Paths, UnsafeName, private_folder
 from app.runs.nodes.node_pool import NodePool
-from app.runs.run_repository import RunRepository
+from app.runs.run_repository import LAUNCH_LOCK, RESUME_LOCK, RunRepository
 from app.settings import Settings
 from app.storage.artifacts import ArtifactStore
 from app.storage.hashes import HashStore
@@ -31,10 +30,6 @@ from app.storage.runs import RunRecord
 
 if TYPE_CHECKING:
     from app.planning.accuracy.forecast_accuracy import Forecast
-
-_LAUNCH_LOCK = "launch.lock"
-_RESUME_LOCK = "resume.lock"
-"""Held from the request of a resume on, before which the state of the run is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +107,7 @@ class Services:
         Raises:
             UserError: it is being launched already, or a link lies in place of its folder.
         """
-        path = self._lock_folder(run_id) / _LAUNCH_LOCK
+        path = self._lock_folder(run_id) / LAUNCH_LOCK
         # A file lock ends with its process, so a killed launcher never blocks the run.
         handle = try_held(path)
         if handle is None:
@@ -131,7 +126,7 @@ class Services:
     @contextlib.contextmanager
     def resuming(self, run_id: str) -> Iterator[None]:
         """Show other processes inside the block that the user resumes the run from here."""
-        handle = try_held(self._lock_folder(run_id) / _RESUME_LOCK)
+        handle = try_held(self._lock_folder(run_id) / RESUME_LOCK)
         try:
             yield
         finally:
@@ -148,29 +143,10 @@ class Services:
 
     def is_launching(self, run_id: str) -> bool:
         """Return True if a living process is launching the run."""
-        return self._is_held(run_id, _LAUNCH_LOCK)
-
-    def find_starter(self, run_id: str) -> Holder | None:
-        """Return the living process that launches the run or resumes it, or None."""
-        for name in (_LAUNCH_LOCK, _RESUME_LOCK):
-            if self._is_held(run_id, name):
-                holder = read_holder(self.paths.run(run_id) / name)
-                return holder or Holder(pid=0, command="unknown", since_s=time.time())
-        return None
-
-    def _is_held(self, run_id: str, name: str) -> bool:
         try:
-            path = self.paths.run(run_id) / name
+            return is_held(self.paths.run(run_id) / LAUNCH_LOCK)
         except UnsafeName:
             return False  # no run with such an id is ever launched
-        # Taking the lock would create the file, and fails if the run has no folder here.
-        if not path.exists():
-            return False
-        handle = try_locked(path)
-        if handle is None:
-            return True
-        os.close(handle)
-        return False
 
     def remove_folder(self, run_id: str) -> None:
         """Remove the run's mirrors from this PC; follow no symbolic link.

@@ -80,7 +80,7 @@ class Stops:
         problem = problem or self._find_left("after the answer")
         if answer.code and "is done" not in answer.problem:
             # A resume that had not opened the store yet is ended as well, without a word.
-            is_early = "not active" in answer.problem and "resume" in phase
+            is_early = "not active" in answer.problem and phase.endswith(("resume", "export"))
             problem = problem or ("" if is_early else f"code {answer.code}: {answer.problem}")
         if helper is not None:
             problem = problem or self._end(helper, phase)

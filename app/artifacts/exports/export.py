@@ -60,7 +60,7 @@ async def export_run(
     out = await asyncio.to_thread(free_place, out)
     run_id = services.runs.get(request.run_id).run_id
     with claim_export(services, run_id), claim_place(services, out):
-        order = take_order(services, run_id)
+        order = take_order(services, run_id, request.asked_s)
         order.phase = "was exported"
         async with unless_stopped(services, order):
             return await _export(services, request, out, progress or (lambda update: None))

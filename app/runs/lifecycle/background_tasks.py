@@ -131,6 +131,7 @@ class BackgroundTasks:
                     self._events.publish(ArtifactsChanged())
                     await self._take_nodes()
                 version = newest
+                self._services.runs.publish_starters()
                 self._watch_active()
                 said = ""
             except StoreLost as error:

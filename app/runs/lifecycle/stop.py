@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from agents.contract.requests.attempts import ListAttempts, StopAttempt
 from agents.contract.requests.runs import DeleteRun, HaltRun
@@ -19,7 +20,7 @@ from app.runs.lifecycle.election import close_parts
 from app.runs.lifecycle.launch_order import record_stop
 from app.runs.lifecycle.losses import cancel_recovery
 from app.runs.lifecycle.reconcile import reconcile_run
-from app.runs.nodes.attempt_status import active_attempts, ask_parts, stop_parts
+from app.runs.nodes.attempt_status import SILENT_WAIT_S, active_attempts, ask_parts, stop_parts
 from app.runs.nodes.node_pool import NodePool
 from app.runs.run import RunPart
 from app.runs.services import Services
@@ -28,7 +29,7 @@ from app.text import show_duration, show_list
 
 STARTER_S = 3.0
 """Maximum wait for a process that launches the run to end its launch, in seconds."""
-HALT_S = 8.0
+HALT_S = 10.0
 """Maximum wait for a node to refuse further launches, in seconds; one that is off takes longer."""
 EXPORT_S = 5.0
 """Maximum wait for an export of the run to end, in seconds."""
@@ -58,7 +59,7 @@ async def stop_run(services: Services, run_id: str, report: OnMessage = lambda l
     run = services.runs.get(run_id)
     # First of all: whoever launches, resumes or exports the run sees it, and `again` is read in it.
     record_stop(services, run_id)
-    starter = services.find_starter(run_id)
+    starter = services.runs.find_starter(run_id)
     exports = list_exports(services, run_id)
     is_cancelled = cancel_recovery(services, run_id, has_starter=starter is not None)
     if is_cancelled:
@@ -69,12 +70,17 @@ async def stop_run(services: Services, run_id: str, report: OnMessage = lambda l
     elif not (is_cancelled or starter or exports):
         await _stop_leftovers(services, run)
         return
-    if starter is not None:
-        starter = await _wait_for_starter(services, run_id, report)
+    everywhere = starter is not None or not is_active
+    halting = asyncio.create_task(_halt(services, run, everywhere=everywhere))
+    try:
+        if starter is not None:
+            starter = await _wait_for_starter(services, run_id, report)
+    finally:
+        # Connecting takes seconds, so the nodes were asked meanwhile.
+        halt = await halting
     run = services.runs.get(run_id)
-    # While a resume is in progress, the next number is the one that must not start.
-    newest = run.attempt + (run.state not in ACTIVE_STATES)
-    halt = await _halt(services, run, newest, everywhere=starter is not None or not is_active)
+    if everywhere:  # what the starter did until it ended
+        halt = await _halt(services, run, everywhere=True, silent=halt.silent)
     grace_s = 0.0 if again else services.settings.number("stop_grace_s")
     if run.state in _UNLAUNCHED:
         grace_s = 0.0  # nothing has been trained
@@ -98,7 +104,7 @@ def _ask_stop(services: Services, run_id: str, *, again: bool) -> None:
 async def _wait_for_starter(services: Services, run_id: str, report: OnMessage) -> Holder | None:
     """Wait until the process that launches the run has ended that; return it if it does not."""
     deadline_s = time.monotonic() + STARTER_S
-    while (starter := services.find_starter(run_id)) is not None:
+    while (starter := services.runs.find_starter(run_id)) is not None:
         if starter.is_suspended or time.monotonic() > deadline_s:
             return starter
         report(f"waiting for {starter} to end the launch")
@@ -122,31 +128,39 @@ class _Halt:
     active: Mapping[str, tuple[int, ...]]
     """Attempts with processes on each node that answered."""
     silent: Mapping[str, errors.RacklessError]
-    """Errors of the run's own nodes that could not be asked."""
+    """Errors of the nodes that could not be asked."""
 
 
-async def _halt(services: Services, run: RunRecord, newest: int, *, everywhere: bool) -> _Halt:
-    """Make the nodes of a run, or all nodes, refuse its attempts up to `newest`."""
-    known = services.pool.names()
+async def _halt(
+    services: Services,
+    run: RunRecord,
+    *,
+    everywhere: bool,
+    silent: Mapping[str, errors.RacklessError] = MappingProxyType({}),
+) -> _Halt:
+    """Make the nodes of a run, or all nodes, refuse its known attempts; skip `silent` ones."""
+    known = [name for name in services.pool.names() if name not in silent]
     own = [node for node in run.nodes if node in known]
     names = list(dict.fromkeys([*own, *(known if everywhere else ())]))
+    # While a resume is in progress, the next number is the one that must not start.
+    newest = run.attempt + (run.state not in ACTIVE_STATES)
     request = HaltRun(run_id=run.run_id, attempt=newest)
     asked = {name: asyncio.create_task(_ask_halt(services, name, request)) for name in names}
-    for node in run.nodes:
-        if node not in known:
-            asked[node] = asyncio.create_task(_say_removed(node))
+    if own:
+        await asyncio.wait([asked[node] for node in own], timeout=HALT_S)
+    # A resume may use other nodes, too; one of them that is off must not delay the stop.
     if asked:
-        await asyncio.wait(asked.values(), timeout=HALT_S)
+        await asyncio.wait(asked.values(), timeout=SILENT_WAIT_S)
     active: dict[str, tuple[int, ...]] = {}
-    silent: dict[str, errors.RacklessError] = {}
+    missing = {node: silent.get(node) or _removed(node) for node in run.nodes if node not in known}
     for node, task in asked.items():
         answer = task.result() if task.done() else _no_answer(node)
         task.cancel()
-        if not isinstance(answer, errors.RacklessError):
+        if isinstance(answer, errors.RacklessError):
+            missing[node] = answer
+        else:
             active[node] = answer
-        elif node in run.nodes:
-            silent[node] = answer
-    return _Halt(active=active, silent=silent)
+    return _Halt(active=active, silent={**silent, **missing})
 
 
 async def _ask_halt(
@@ -158,7 +172,7 @@ async def _ask_halt(
         return error
 
 
-async def _say_removed(node: str) -> errors.RacklessError:
+def _removed(node: str) -> errors.NodeUnreachable:
     return errors.NodeUnreachable(f"node {node} was removed", "Add it again to stop its part.")
 
 
@@ -217,7 +231,8 @@ async def _record_end(
     """Store the end of the run, or raise why it has not ended everywhere."""
     run = services.runs.get(run_id)
     refused = [error for error in left.values() if not isinstance(error, errors.NodeUnreachable)]
-    if run.state in _UNLAUNCHED and not silent and not left:
+    lost = [node for node in run.nodes if node in silent or node in left]
+    if run.state in _UNLAUNCHED and not lost:
         # Not judged: a part that was never launched would look lost.
         hint = f"Resume it: rackless runs resume {run_id}"
         services.runs.move(run_id, run.attempt, "stopped", "stopped while it was launched", hint)
@@ -229,7 +244,6 @@ async def _record_end(
     run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
         return
-    lost = [node for node in run.nodes if node in silent or node in left]
     if refused:
         raise refused[0]
     if len(lost) == len(run.nodes):

@@ -97,7 +97,7 @@ async def test_a_start_that_sends_files_ends_and_its_run_can_be_resumed(
     assert (now.state, now.stop_asked) == ("stopped", False)
     assert "while it sent files" in now.message
     assert not any(node.intents for node in cluster.nodes.values())
-    assert other.find_starter(run.run_id) is None, "no claim is left"
+    assert other.runs.find_starter(run.run_id) is None, "no claim is left"
     await resume_run(services, run.run_id)
     assert services.runs.get(run.run_id).state == "running"
 
@@ -163,12 +163,14 @@ async def test_a_stop_right_after_a_resume_ends_it(
 
     resuming = asyncio.create_task(slow())
     await gate.is_reached.wait()
+    assert other.runs.snapshot(interrupted).is_resuming, "so that every window offers Stop"
     monkeypatch.setattr(stop_module, "STARTER_S", 0.2)
     await stop_run(other, interrupted)
     gate.open()
     with pytest.raises(RunStopped):
         await resuming
     assert (other.runs.get(interrupted).state, active(cluster)) == ("stopped", [])
+    assert not other.runs.snapshot(interrupted).is_resuming
     cluster["gamma"].reachable = True
     await resume_run(services, interrupted)
     run = services.runs.get(interrupted)
@@ -434,7 +436,7 @@ def test_a_stop_at_any_request_of_a_launch_leaves_nothing(
         for run in other.runs.store.all():
             assert run.state not in ACTIVE_STATES
             assert not other.recoveries.is_pending(run.run_id)
-            assert other.find_starter(run.run_id) is None
+            assert other.runs.find_starter(run.run_id) is None
         # Nothing of this case may make the next one busy.
         for node in cluster.nodes.values():
             node.attempts.clear()
