@@ -27,6 +27,7 @@ from app.storage.migrations import MIGRATIONS
 SAFE_WAL_VERSION = (3, 51, 3)
 # Transactions of Rackless take milliseconds; a longer lock means a backup or a hung process.
 BUSY_TIMEOUT_S = 10.0
+_NEW_TRIES, _NEW_PAUSE_S = 4, 0.5
 _RESTART = "Start it again: it then opens, or restores, the database at that place."
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # The first byte of an extended code is the primary one.
@@ -48,6 +49,7 @@ class Database:
     def read(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query."""
         with self._lock, self._translate_errors():
+            self.require_present()
             return self._connection.execute(sql, args).fetchall()
 
     @contextlib.contextmanager
@@ -58,6 +60,7 @@ class Database:
             UserError: another program keeps the file locked, or the disk is full.
         """
         with self._lock, self._translate_errors():
+            self.require_present()
             # IMMEDIATE takes the write lock now. A deferred transaction would read first, and its
             # write would fail with SQLITE_BUSY, without waiting, after a write by another process.
             self._connection.execute("BEGIN IMMEDIATE")
@@ -74,6 +77,9 @@ class Database:
 
     def require_present(self) -> None:
         """Check that the opened file still lies at its path.
+
+        Done before each use: SQLite finds a journal by the path alone, so this process would apply
+        that of a new database to the file that was moved, and delete it.
 
         Raises:
             StoreLost: it was moved, deleted or replaced.
@@ -175,13 +181,22 @@ def _open_or_replace(path: Path) -> Database:
         raise _as_user_error(error, path) from error
     except sqlite3.DatabaseError as error:
         moved_to = _move_aside(path)
-        database = _open(path)
+        database = _open_new(path)
         database.notice = (
             f"{path} was damaged ({error}) and is now {moved_to.name}. "
             "A new one was created; runs are found again on their nodes. Nothing to do, unless "
             "you have an intact copy."
         )
         return database
+
+
+def _open_new(path: Path) -> Database:
+    """Open a file in place of a damaged one, which another process may still use for a moment."""
+    for _ in range(_NEW_TRIES):
+        with contextlib.suppress(sqlite3.OperationalError):
+            return _open(path)
+        time.sleep(_NEW_PAUSE_S)
+    return _open(path)
 
 
 def _find_traces(path: Path) -> str:

@@ -380,3 +380,15 @@ def test_a_query_of_a_damaged_file_names_the_loss(path: Path) -> None:
 def read_all(database: Database) -> None:
     for table in ("facts", "runs", "attempts", "nodes", "deleted_runs"):
         database.read(f"SELECT * FROM {table}")
+
+
+def test_a_file_that_was_moved_is_neither_read_nor_written(path: Path) -> None:
+    """SQLite would take the journal of the new database for that of the moved file."""
+    database = open_database(path)
+    path.rename(path.with_name("elsewhere"))
+    open_database(path).close()
+    with pytest.raises(StoreLost, match="was replaced"):
+        database.read("SELECT * FROM facts")
+    with pytest.raises(StoreLost, match="was replaced"), database.write():
+        pass
+    database.close()
