@@ -92,7 +92,8 @@ def test_a_pack_has_the_gradient_of_its_rows(kind):
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
     found = gradients(model, loss)
     # The router of GLM-4 computes in float32, whatever the model's type.
-    assert (found - expected_gradients).abs().max() < 1e-8 * expected_gradients.abs().max()
+    most = 2**-23 if kind == "glm4_moe" else 1e-8
+    assert (found - expected_gradients).abs().max() < most * expected_gradients.abs().max()
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "glm4_moe", "mixtral", "llama4_text"])
@@ -199,10 +200,13 @@ def test_adapters_learn_on_nf4_experts(tmp_path):
     model = train(make_run(path, kind="qlora", experts=True), path)
     before = loss_of(model.module)
     before.backward()
+    learned = [parameter for _, parameter in model.named_parameters()]
+    assert all(parameter.grad.isfinite().all() for parameter in learned)
+    # A short step, whatever the size of the gradient: a long one may lead beyond the valley.
+    length = torch.stack([parameter.grad.norm() for parameter in learned]).norm()
     with torch.no_grad():
-        for _, parameter in model.named_parameters():
-            assert parameter.grad.isfinite().all()
-            parameter -= 1e-3 * parameter.grad
+        for parameter in learned:
+            parameter -= 1e-2 / length * parameter.grad
         assert loss_of(model.module) < before
 
 
