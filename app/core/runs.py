@@ -345,14 +345,23 @@ class RefreshRun(Action["RunSnapshot"]):
 
 @action("runs.watch")
 class WatchRun(Action["RunSnapshot"]):
-    """Follow a run until its attempt ends, publishing its events; return the ended run."""
+    """Follow a run until its attempt ends, publishing its events; return the ended run.
+
+    Raises:
+        StoreLost: the database was lost meanwhile; the run keeps training.
+    """
 
     run_id: str
 
     async def perform(self, core: CoreState, report: Report) -> RunSnapshot:
         run_id = core.full_id(self.run_id)
-        # Shielded: a cancelled caller must not end the watch that others share.
-        await asyncio.shield(core.background.watch(run_id))
+        try:
+            # Shielded: a cancelled caller must not end the watch that others share.
+            await asyncio.shield(core.background.watch(run_id))
+        except BaseException:
+            if core.background.failure is not None:
+                raise core.background.failure from None
+            raise
         return core.services.runs.full_snapshot(run_id)
 
 

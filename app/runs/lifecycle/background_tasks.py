@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from app.errors import StoreLost, UserError, describe_error
@@ -46,14 +46,16 @@ class BackgroundTasks:
         self._events = events
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.is_on = False
-        self._has_failed = False
+        self.failure: StoreLost | None = None
+        """Loss of the store, which has ended all tasks; None: it is in use."""
+        self._said = ""
 
     def begin(self) -> None:
         """Watch every active run, nodes and the database from now on. Idempotent."""
         if not self.is_on:
             self.is_on = True
-            self._spawn("storage", self._follow_storage())
             self._spawn("nodes", self._follow_nodes())
+            self._spawn("storage", self._follow_storage())
         self._watch_active()
 
     def run_beside(self, key: str, work: Coroutine[Any, Any, None]) -> None:
@@ -118,7 +120,7 @@ class BackgroundTasks:
         tasks, since nothing that they store would be found again.
         """
         version: int | None = None
-        checked_s, said = time.monotonic(), ""
+        checked_s = time.monotonic()
         while True:
             try:
                 self._database.require_present()
@@ -132,22 +134,21 @@ class BackgroundTasks:
                     await self._take_nodes()
                 version = newest
                 self._services.runs.publish_starters()
+                if self._tasks["nodes"].done():  # the store was busy when a node came online
+                    self._spawn("nodes", self._follow_nodes())
                 self._watch_active()
-                said = ""
             except StoreLost as error:
                 self._fail(error)
                 return
             except UserError as error:
-                if error.message != said:
-                    said = error.message
-                    _log.warning("%s It is tried again.", describe_error(error))
+                self._warn(error)
             await asyncio.sleep(STORAGE_POLL_S)
 
     def _fail(self, error: StoreLost) -> None:
         """Report a lost store once, and end all tasks."""
-        if self._has_failed:
+        if self.failure is not None:
             return
-        self._has_failed = True
+        self.failure = error
         own = asyncio.current_task()
         for task in self._tasks.values():
             if task is not own:
@@ -157,11 +158,21 @@ class BackgroundTasks:
     def _report(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is None:
             return
-        lost = _find_lost(task.exception())
+        errors = tuple(_flatten(task.exception()))
+        lost = next((error for error in errors if isinstance(error, StoreLost)), None)
+        expected = [error for error in errors if isinstance(error, UserError)]
         if lost is not None:
             self._fail(lost)
+        elif len(expected) == len(errors):
+            self._warn(expected[0])  # such as a full disk; its run is watched again soon
         else:
             _log.error("%s ended by a bug", task.get_name(), exc_info=task.exception())
+
+    def _warn(self, error: UserError) -> None:
+        """Log a problem unless it repeats the last one."""
+        if error.message != self._said:
+            self._said = error.message
+            _log.warning("%s It is tried again.", describe_error(error))
 
     async def _take_nodes(self) -> None:
         """Register the nodes that another process has added or moved."""
@@ -202,10 +213,11 @@ class BackgroundTasks:
         return task
 
 
-def _find_lost(error: BaseException | None) -> StoreLost | None:
-    """Return the loss of the store among the errors of a task and of its group, or None."""
+def _flatten(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, or all errors of a group."""
     # Only a group of errors has this attribute.
-    for one in getattr(error, "exceptions", ()):
-        if (found := _find_lost(one)) is not None:
-            return found
-    return error if isinstance(error, StoreLost) else None
+    inner = getattr(error, "exceptions", None)
+    if inner is None and error is not None:
+        yield error
+    for one in inner or ():
+        yield from _flatten(one)

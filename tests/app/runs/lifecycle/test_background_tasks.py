@@ -82,3 +82,26 @@ async def test_damage_that_another_task_meets_is_told_as_well(
         return await until_failed(services, tmp_path, Store())
 
     assert (await begin_then_break()).message == LOST.message
+
+
+async def test_a_task_that_a_busy_store_ended_is_named_once_and_begun_again(
+    services: Services,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun = 0
+
+    async def busy(self: BackgroundTasks) -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 3:
+            raise LOST
+        raise UserError("rackless.sqlite3 is locked", "Close other programs.")
+
+    monkeypatch.setattr(BackgroundTasks, "_follow_nodes", busy)
+    with caplog.at_level(logging.WARNING):
+        await until_failed(services, tmp_path, Store())
+    assert begun == 3
+    assert len(caplog.messages) == 1
+    assert "bug" not in caplog.text
