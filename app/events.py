@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from agents.contract.node import NodeFacts, Sample
+from agents.contract.run import AttemptState, MasterIdentity
 from agents.contract.spec import RunSpec
 from app.artifact import Verdict
 
@@ -359,6 +360,24 @@ class RunEvent:
     """Kind of the event; always `note` if read from the database, which has no column for it."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundRun:
+    """Attempt that a node lists and that nothing proves to be this home's; only shown."""
+
+    run_id: str
+    attempt: int
+    name: str
+    node: str
+    state: AttemptState
+    is_active: bool
+    """True if it has processes."""
+    started_s: float | None
+    master: MasterIdentity | None
+    """Master that launched it, as the node says."""
+    files: tuple[str, ...]
+    """Data and model that it names; a resume would read those that are on this PC."""
+
+
 # ---------------------------------------------------------------- what is published
 
 
@@ -387,6 +406,11 @@ class RunChanged:
 @dataclass(frozen=True, slots=True)
 class RunDeleted:
     run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRunsChanged:
+    runs: tuple[FoundRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +452,7 @@ Event = (
     | SampleArrived
     | RunChanged
     | RunDeleted
+    | FoundRunsChanged
     | ArtifactsChanged
     | StoreFailed
     | StepsArrived

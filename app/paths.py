@@ -99,6 +99,11 @@ class Paths:
         return self.home / "settings.json"
 
     @property
+    def master_key(self) -> Path:
+        """Private key with which this home signs its launches; never sent, never reported."""
+        return self.home / "master.key"
+
+    @property
     def runs(self) -> Path:
         return self.home / RUNS
 

@@ -69,8 +69,8 @@ ORDER = {
         " | strategies | cut reasons | advice | plan"
     ),
     "app.runs": (
-        "placement run | nodes rejoin | recovery | journals | snapshot | run_repository | services"
-        " | * | inputs | lifecycle"
+        "placement run | nodes rejoin | recovery mandates | journals | snapshot | run_repository"
+        " | services | * | inputs | lifecycle"
     ),
     "app.gui": (
         "kit | session tables logs | charts forms | repairs | chat new_run nodes settings | export"
@@ -78,9 +78,9 @@ ORDER = {
         " | artifacts overview | shell | application | self_test"
     ),
     "agents": (
-        "contract | shared | errors | foreign_code | state disk_space children program file_hashes"
-        " | rendezvous | supervisor | telemetry | node | election | spread serve trainer"
-        " | quantizers | commands | __main__"
+        "contract | shared | errors | foreign_code | state disk_space limits children program"
+        " file_hashes | rendezvous | supervisor | telemetry | node | election"
+        " | spread serve trainer | quantizers | commands | __main__"
     ),
     "agents.trainer": (
         "rank kernels data optim | streaming | model metrics | objectives | execution | parallel"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 GIB = 2**30
 
@@ -148,3 +149,18 @@ def _plain(name: str) -> str:
 
 
 _BY_PLAIN_NAME = {_plain(name): name for name in _CARDS}
+
+
+def choose_precision(capability: tuple[int, int] | None) -> Literal["bf16", "fp16", "fp32"]:
+    """Return the data type in which training computes with `precision: auto`.
+
+    Args:
+        capability: CUDA compute capability of the card; None for a CPU.
+
+    >>> choose_precision((8, 6)), choose_precision((7, 5)), choose_precision(None)
+    ('bf16', 'fp16', 'fp32')
+    """
+    if capability is None:
+        return "fp32"
+    # Turing and older cards only emulate bf16, although torch calls it supported.
+    return "bf16" if capability >= (8, 0) else "fp16"

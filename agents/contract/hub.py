@@ -6,12 +6,13 @@ https://huggingface.co/docs/huggingface_hub/package_reference/environment_variab
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from agents.contract.model_files import MAX_INDEX_BYTES, choose_files
 from agents.contract.names import check_inside
 
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,95}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -102,14 +103,14 @@ def read_snapshot(model: str, environ: Mapping[str, str]) -> HubSnapshot | None:
                 return None
             relative, size_bytes = path.relative_to(folder).as_posix(), blob.stat().st_size
             files.append(HubFile(path=relative, blob=blob.name, size_bytes=size_bytes))
-        named = _read_index(folder)
+        read = partial(_read_small, folder)
+        used = choose_files((file.path for file in files), read)
     except (OSError, ValueError):
         return None
-    present = {file.path for file in files}
-    has_weights = any(path.endswith(".safetensors") for path in present)
-    if not has_weights or not named <= present:
+    if not used.is_whole:
         return None
-    return HubSnapshot(revision=folder.name, files=tuple(files))
+    chosen = tuple(file for file in files if file.path in used.names)
+    return HubSnapshot(revision=folder.name, files=chosen)
 
 
 def _is_broken_off(blobs: Path) -> bool:
@@ -119,14 +120,18 @@ def _is_broken_off(blobs: Path) -> bool:
     return not all((blobs / blob).is_file() for blob in begun)
 
 
-def _read_index(folder: Path) -> set[str]:
-    """Return the files of weights that the index of a snapshot names."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return set()
-    found = json.loads(index.read_text(encoding="utf-8"))
-    weights = found.get("weight_map") if isinstance(found, dict) else None
-    return set(map(str, weights.values())) if isinstance(weights, dict) else set()
+def _read_small(folder: Path, name: str) -> bytes:
+    """Return the content of a file of a snapshot.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is too large.
+    """
+    with (folder / name).open("rb") as file:
+        data = file.read(MAX_INDEX_BYTES + 1)
+    if len(data) > MAX_INDEX_BYTES:
+        raise ValueError(f"{name} has more than {MAX_INDEX_BYTES} bytes")
+    return data
 
 
 def hub_home(environ: Mapping[str, str]) -> Path:

@@ -13,8 +13,6 @@ from agents.contract.names import check_inside, check_text
 from agents.contract.run import FileEntry
 from agents.contract.shares import Mount, Share, find_places, find_share, list_shares
 
-MODEL_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken"})
-"""Suffixes of the model files that are compared; pickled weights are excluded."""
 MAX_PATHS = 4
 MAX_QUERIES = 8
 

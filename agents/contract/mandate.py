@@ -142,7 +142,7 @@ def prove(
             return None
         for node, signature in handover.consents.items():
             message = consent_bytes(mandate.run_id, handover.attempt, attempt, node)
-            if node not in nodes or not verify(mandate.node_keys[node], message, signature):
+            if node not in nodes or not verify(mandate.node_keys.get(node, ""), message, signature):
                 return None
         if not is_majority(tuple(handover.consents), nodes):
             return None

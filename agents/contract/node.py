@@ -48,7 +48,11 @@ _PLAUSIBLE = {
     "network_out_bytes_per_s": 1e15,
     "load": 1e9,
     "num_cores": 1e6,
+    "pc_memory_bytes": _MAX_BYTES,
+    "pc_num_cores": 1e6,
 }
+LimitKind = Literal["memory", "swap", "cpus", "processes"]
+"""Resource of a limit; `processes` counts threads, too."""
 
 
 def _drop_implausible(record: object) -> None:
@@ -90,6 +94,23 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MigGpu:
+    """GPU in MIG mode, on which no rank trains: NCCL joins no slices of one GPU."""
+
+    index: int
+    name: str
+    slices: tuple[str, ...] = ()
+    """Names of its slices, such as `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
+
+    def check_foreign(self) -> None:
+        check_number("index", self.index, 0, MAX_LISTED)
+        check_text("name", self.name)
+        _check_count("slices", self.slices, MAX_LISTED)
+        for name in self.slices:
+            check_text("slices", name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GpuUse:
     """Work that holds the lease of a GPU."""
 
@@ -116,6 +137,21 @@ class InterfaceFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceLimit:
+    """Limit of a container, a slice or a login, which leaves a node less than its PC has."""
+
+    kind: LimitKind
+    amount: float
+    """Bytes of memory or swap, or a number of CPUs, or of processes."""
+    place: str
+    """Where it is set: a file of a control group, or a setting such as `ulimit -v`."""
+
+    def check_foreign(self) -> None:
+        check_text("place", self.place)
+        check_number("amount", int(self.amount), 0, _MAX_BYTES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFacts:
     hostname: str
     os: str
@@ -124,14 +160,24 @@ class NodeFacts:
     architecture: str
     cpu: str | None = None
     num_cores: int | None = None
+    """CPUs that training may keep busy."""
     memory_bytes: int | None = None
+    """Memory that training may use, in bytes."""
     memory_available_bytes: int | None = None
-    """Memory that a program can take without swapping, in bytes."""
+    """Part of it that a program can take without swapping, in bytes."""
+    pc_num_cores: int | None = None
+    """CPUs of the whole PC; None: a node of an earlier version."""
+    pc_memory_bytes: int | None = None
+    """Memory of the whole PC, in bytes; None: a node of an earlier version."""
+    limits: tuple[ResourceLimit, ...] = ()
+    """Limits that leave it less than the PC has, at most one of each kind."""
     disk_bytes: int | None = None
     disk_free_bytes: int | None = None
     gpus: tuple[GpuFacts, ...] = ()
     gpu_problem: str | None = None
     """Reason why no GPU is listed although a driver seems to be installed; None: no problem."""
+    mig_gpus: tuple[MigGpu, ...] = ()
+    """GPUs in MIG mode, which are not among `gpus`."""
     gpu_uses: tuple[GpuUse, ...] = ()
     """Work that holds GPUs of this node."""
     interfaces: tuple[InterfaceFacts, ...] = ()
@@ -156,7 +202,9 @@ class NodeFacts:
         for name in (*texts, "machine_id", "agent_home"):
             check_text(name, getattr(self, name) or "")
         _check_count("gpus", self.gpus, MAX_GPUS)
+        _check_count("mig_gpus", self.mig_gpus, MAX_GPUS)
         _check_count("gpu_uses", self.gpu_uses, MAX_LISTED)
+        _check_count("limits", self.limits, MAX_LISTED)
         _check_count("interfaces", self.interfaces, MAX_LISTED)
         check_time("wall_s", self.wall_s)
         check_time("started_s", self.started_s)
@@ -340,14 +388,16 @@ class Calibration:
     card: str
     """Name of the GPU in its driver."""
     matrix_flops_per_s: float | None = None
-    """Speed of matrix products as wide as those of a 7B model, in bf16 or else fp16."""
+    """Speed of matrix products as wide as those of a 7B model, in the data type of training."""
     memory_bytes_per_s: float | None = None
     """Bytes read plus bytes written by a copy within the GPU, per second."""
     to_host_bytes_per_s: float | None = None
     """Speed of copies into pinned host memory."""
     from_host_bytes_per_s: float | None = None
     unpack_values_per_s: float | None = None
-    """NF4 weights unpacked to bf16 per second."""
+    """NF4 weights unpacked to that type per second."""
+    precision: str = ""
+    """torch's name of that type, such as `float16`; empty: measured by an earlier version."""
     measured_s: float = 0.0
     """Time of the measurement, in seconds since 1970 by the node's clock."""
     spread: float | None = None
@@ -362,6 +412,7 @@ class Calibration:
 
     def check_foreign(self) -> None:
         check_text("card", self.card)
+        check_text("precision", self.precision)
         check_time("measured_s", self.measured_s)
         check_number("context_bytes", self.context_bytes or 0, 0, MAX_CONTEXT_BYTES)
         for name in (

@@ -29,6 +29,8 @@ ATTEMPTS = "attempts"
 CHECKPOINTS = "checkpoints"
 FENCE = "fence"
 HALT = "halted"
+MASTER_KEYS = "master-keys.json"
+"""Public keys of the masters that have launched attempts of a run on the node."""
 
 INTENT_FILE = "intent.json"
 STARTED_FILE = "started.json"

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from agents.contract.columns import parse_columns
 from agents.contract.key import MAX_COUNT, Key, RunKey, check_limits, keys_of
 from agents.contract.objectives import (
     OBJECTIVES,
@@ -33,6 +34,9 @@ OptimizerKind = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
 Parallel = Literal["auto", ParallelMode]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "fp64"]
 Recompute = Literal["auto", "none", "all"]
+Documents = Literal["file", "blank-line", "line"]
+Rendered = Literal["auto", "yes", "no"]
+LongText = Literal["split", "join", "cut", "refuse"]
 Compression = Literal["none", "bf16", "powersgd"]
 ActivationBits = Literal[8, 16]
 MAX_SEED = 2**63 - 1
@@ -145,7 +149,75 @@ class DataSpec:
     """Columns to read as absent. A column that changes the meaning of a row is refused unless it is
     trained or ignored."""
 
+    columns: Annotated[
+        tuple[str, ...],
+        Key(
+            label="Columns",
+            help="Where the data has other names, separated by commas: instruction=question, "
+            "output=answer.",
+            group=DATA,
+            details="Names are `messages`, `instruction`, `input`, `output`, `system`, `text`, "
+            "`chosen`, `rejected`; `roles.user=customer` names a role of messages. Also as a "
+            "mapping: `{instruction: question, roles: {user: customer}}`. A field of a column is "
+            "`translation.en`.",
+            placeholder="recognized",
+            is_wide=True,
+            is_later=True,
+        ),
+    ] = ()
+    """Columns of the data by the names that a format reads, each as `name=column`."""
+    rendered: Annotated[
+        Rendered,
+        Key(
+            label="Rows with a template",
+            help="Whether texts already have the control tokens of a chat template. They are then "
+            "taken as written.",
+            group=DATA,
+            details="`auto` recognizes prompts that end where the answer begins, such as "
+            "`<|im_start|>assistant`. With `yes`, prompt and completion are joined, and of a text "
+            "only the answers between known markers are learned. Also `true` and `false`.",
+            choices=(
+                ("auto", "Recognize them"),
+                ("yes", "They have one: take them as written"),
+                ("no", "They have none: use the model's template"),
+            ),
+            is_later=True,
+        ),
+    ] = "auto"
+    documents: Annotated[
+        Documents,
+        Key(
+            label="Documents in text files",
+            help="What one document of a .txt or .md file is.",
+            group=DATA,
+            choices=(
+                ("file", "The whole file"),
+                ("blank-line", "Each paragraph, up to a blank line"),
+                ("line", "Each line"),
+            ),
+            is_later=True,
+        ),
+    ] = "file"
+    long_text: Annotated[
+        LongText,
+        Key(
+            label="Long text",
+            help="What becomes of a text that is longer than a sequence. Conversations are cut.",
+            group=DATA,
+            details="`split` divides it at ends of paragraphs, lines and sentences, with every "
+            "token once; `join` also fills each sequence with the next text, as pretraining does.",
+            choices=(
+                ("split", "Split it: every token is learned"),
+                ("join", "Join all texts into full sequences"),
+                ("cut", "Cut it: the rest is not learned"),
+                ("refuse", "Refuse the data"),
+            ),
+            is_later=True,
+        ),
+    ] = "split"
+
     def __post_init__(self) -> None:
+        parse_columns(self.columns)
         if not self.train:
             raise ValueError("train is empty; it must name a file or a hub dataset")
         if not all(self.ignore_columns):

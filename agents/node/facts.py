@@ -17,11 +17,12 @@ import subprocess
 import time
 from pathlib import Path
 
-from agents.contract.node import GpuFacts, InterfaceFacts, NodeFacts
+from agents.contract.node import GpuFacts, InterfaceFacts, MigGpu, NodeFacts
 from agents.contract.wire import from_wire
+from agents.limits import count_cpus, read_limits, read_memory
 from agents.node.examination.reading import read_int, read_text
 from agents.state import Home, boot_time_s, identity_from, read_json
-from agents.telemetry.host import parse_memory, read_disk
+from agents.telemetry.host import read_disk
 
 RECORDER_TIMEOUT_S = 8.0
 """Maximum wait for the recorder to list the GPUs, in seconds."""
@@ -36,10 +37,11 @@ _NET = Path("/sys/class/net")
 
 def read_facts(home: Home) -> NodeFacts:
     """Return the current facts about this node."""
-    memory = parse_memory(read_text("/proc/meminfo") or "")
+    memory = read_memory()
     disk = read_disk(home.path)
     free = shutil.disk_usage(home.path).free if disk else None
     gpus, problem = read_gpus(home)
+    mig = (read_json(home.telemetry / "recorder.json") or {}).get("mig_gpus", ())
     return NodeFacts(
         hostname=socket.gethostname(),
         os=parse_os_release(read_text("/etc/os-release") or "") or platform.system(),
@@ -47,14 +49,17 @@ def read_facts(home: Home) -> NodeFacts:
         python=platform.python_version(),
         architecture=platform.machine(),
         cpu=parse_cpu_name(read_text("/proc/cpuinfo") or ""),
-        # Not os.cpu_count(), which ignores the limits of containers and taskset.
-        num_cores=len(os.sched_getaffinity(0)),
-        memory_bytes=memory[1] if memory else None,
-        memory_available_bytes=memory[1] - memory[0] if memory else None,
+        num_cores=count_cpus(),
+        memory_bytes=memory.total_bytes if memory else None,
+        memory_available_bytes=memory.available_bytes if memory else None,
+        pc_num_cores=os.cpu_count(),
+        pc_memory_bytes=memory.pc_bytes if memory else None,
+        limits=read_limits(),
         disk_bytes=disk[1] if disk else None,
         disk_free_bytes=free,
         gpus=gpus,
         gpu_problem=problem,
+        mig_gpus=tuple(from_wire(MigGpu, one) for one in mig),
         interfaces=read_interfaces(),
         address=parse_connection(os.environ.get("SSH_CONNECTION", "")),
         wsl=read_wsl_mode(),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.contract.in_place import MODEL_SUFFIXES, PlaceAnswer, PlaceQuery, guess_folders
+from agents.contract.in_place import PlaceAnswer, PlaceQuery, guess_folders
 from agents.contract.messages import to_wire
 from agents.contract.requests.shared import PlaceAnswers, PlaceQueries
 from agents.contract.run import FileEntry
@@ -23,7 +23,8 @@ from agents.contract.wire import from_wire
 from agents.errors import ExpectedError
 from agents.file_hashes import hash_cached, is_cached
 from agents.shared.data.files import look_through
-from agents.shared.files.folder_files import ForeignFile, list_own, open_regular
+from agents.shared.files.folder_files import ForeignFile, open_regular
+from agents.shared.models.used_files import list_used
 from agents.state import Home, read_json
 
 SILENCE_S = 30.0
@@ -127,7 +128,9 @@ def compare(folder: Path, query: PlaceQuery, memory: Path, on_read: Callable[[in
     wanted = {entry.path for entry in query.files}
     there = wanted if query.member is not None else set(_list_used(folder, query))
     for name in sorted(wanted - there):
-        return f"{folder} has no {name}"
+        # An earlier version also sent copies of the weights.
+        if not (folder / name).is_file():
+            return f"{folder} has no {name}"
     # Additional files count, because training would use them.
     for name in sorted(there - wanted):
         return f"{folder} has {name} as well"
@@ -152,10 +155,7 @@ def _compare_content(
 
 def _list_used(folder: Path, query: PlaceQuery) -> Iterator[str]:
     """Yield the names of the files in a folder that training would use."""
-    if query.is_model:
-        found = list_own(folder, lambda n: Path(n).suffix in MODEL_SUFFIXES and n[:1] != ".")
-    else:
-        found = list(look_through(folder).data)
+    found = list_used(folder) if query.is_model else look_through(folder).data
     yield from (path.relative_to(folder).as_posix() for path in found)
 
 

@@ -32,7 +32,7 @@ from agents.quantizers.job.job import (
 )
 from agents.quantizers.job.meter import Phase
 from agents.quantizers.job.reuse import LINEAGE_FILE, is_merged, make_room, name_merge, weigh_files
-from agents.trainer.checkpoint.fingerprint import hash_model
+from agents.trainer.checkpoint.fingerprint import hash_like, hash_model
 from agents.trainer.checkpoint.folder import Checkpoint, read_checkpoint
 from agents.trainer.data.hub import find_model
 from agents.trainer.data.tokenizer import load_tokenizer
@@ -116,7 +116,8 @@ def _refuse_damage(checkpoint: Checkpoint) -> None:
 
 
 def _refuse_other_model(checkpoint: Checkpoint, base: Path, hashes: Path | None) -> None:
-    if hash_model(base, hashes) != checkpoint.manifest.model_sha256:
+    saved = checkpoint.manifest.model_sha256
+    if hash_like(base, hashes, hash_model(base, hashes), saved) != saved:
         raise ExpectedError(
             f"{base} is not the model that the checkpoint {checkpoint.path} was trained on: "
             "its files differ.",

@@ -19,7 +19,7 @@ from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, locked, require_name, write_json
 from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.election_process import start_election
-from agents.supervisor.fence import raise_fence, read_fence, read_halt
+from agents.supervisor.fence import add_master_key, raise_fence, read_fence, read_halt
 from agents.supervisor.launcher import choose_interface
 from agents.supervisor.leases import lease_devices, release
 from agents.supervisor.ownership import keep_all_owned
@@ -123,6 +123,8 @@ def _refuse_halted(attempt: AttemptFolder, intent: AttemptIntent) -> None:
 def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
     # Before the intent: from here on, an older attempt cannot commit checkpoints.
     raise_fence(attempt.home, attempt.run_id, attempt.number)
+    if intent.proof is not None:
+        add_master_key(attempt.home, attempt.run_id, intent.proof.mandate.key)
     is_new = not attempt.folder.exists()
     try:
         attempt.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

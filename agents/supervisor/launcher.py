@@ -14,6 +14,7 @@ from typing import Protocol
 
 from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.run_layout import rank_log
+from agents.limits import count_cpus
 from agents.rendezvous.interfaces import LOOPBACK_DEVICE, listen_on, name_interface
 from agents.shared.files.python_child import python_variables
 from agents.state import Identity, archive_path, boot_id, identify
@@ -121,7 +122,6 @@ def choose_num_threads(num_local: int) -> int:
     Several nodes on one PC limit themselves by OMP_NUM_THREADS at login: three ranks with two
     threads each on two cores take ten times as long as with one thread each.
     """
-    # Not os.cpu_count(), which ignores the limits of containers and taskset.
-    share = max(1, len(os.sched_getaffinity(0)) // num_local)
+    share = max(1, count_cpus() // num_local)
     named = os.environ.get("OMP_NUM_THREADS", "")
     return min(share, int(named)) if named.isdigit() and int(named) else share

@@ -19,6 +19,7 @@ from typing import Any
 
 from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.run_layout import STARTED_FILE
+from agents.limits import list_groups
 from agents.shared.files.logcap import cap_log
 from agents.state import Identity, boot_id, identify, identity_from, read_json, write_json
 from agents.supervisor.attempt import AttemptFolder
@@ -29,7 +30,6 @@ from agents.supervisor.sweep import find_processes
 from agents.supervisor.verdict import AttemptOutcome, explain_exit
 
 TICK_S = 0.5
-CGROUPS = Path("/sys/fs/cgroup")
 MAX_RECORDS = 10_000
 _KILLED = re.compile(r"Killed process (\d+) ")
 _RECORD_BYTES = 8192
@@ -213,7 +213,9 @@ class MemoryKills:
     """Out-of-memory kills since this object was created."""
 
     def __init__(self) -> None:
-        self._counters = [path for path in _find_counters() if _read_count(path) is not None]
+        readable = (path for path in _find_counters() if _read_count(path) is not None)
+        # Ancestors count the kills of their other groups, too.
+        self._counters = list(readable)[:1]
         self._before = {path: _read_count(path) for path in self._counters}
         self._of_pc = _read_count(Path("/proc/vmstat"))
         # Lines of the kernel's log by killed process, kept because each line can be read only once.
@@ -257,16 +259,12 @@ class MemoryKills:
 
 
 def _find_counters() -> list[Path]:
-    """Return the files that count out-of-memory kills in the control group of this process."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:  # cgroup v2
-                found.append(CGROUPS / path.lstrip("/") / "memory.events")
-            elif "memory" in controllers.split(","):
-                found.append(CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
-    return found
+    """Return files that count out-of-memory kills in the groups of this process, its own first."""
+    return [
+        Path(folder, name)
+        for folder in list_groups("memory")
+        for name in ("memory.events", "memory.oom_control")
+    ]
 
 
 def _read_count(path: Path) -> int | None:

@@ -2,7 +2,7 @@
 
 A missing sensor is None. A PC without a driver has no GPUs and no problem; if a driver is installed
 but does not answer, `problem` explains it. A card that is lost meanwhile stays in the list with
-unknown values.
+unknown values. A GPU in MIG mode is listed apart, since no rank trains on it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.contract.node import GpuFacts, GpuSample
+from agents.contract.node import GpuFacts, GpuSample, MigGpu
 
 TOO_HOT = ("too hot", "too hot (hardware)")
 """Throttle reasons caused by heat."""
@@ -58,6 +58,8 @@ class GpuReader:
     def __init__(self, nvml: Any | None, has_driver: bool = False) -> None:
         self._nvml = nvml
         self.problem: str | None = None
+        self.mig: list[MigGpu] = []
+        """GPUs in MIG mode, which cannot train."""
         self._cards: list[_Card] = []
         if nvml is None:
             return
@@ -108,7 +110,11 @@ class GpuReader:
         cards = []
         for index in range(self._nvml.nvmlDeviceGetCount()):  # type: ignore[union-attr]
             try:
-                cards.append(self._open_card(index))
+                card = self._open_card(index)
+                if self._is_mig(card):
+                    self.mig.append(self._describe_mig(card))
+                else:
+                    cards.append(card)
             except self._nvml.NVMLError as error:  # type: ignore[union-attr]
                 # One broken card must not hide the others.
                 self.problem = f"GPU {index} does not answer: {self._explain(error, True)}"
@@ -120,6 +126,23 @@ class GpuReader:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid = _text(nvml.nvmlDeviceGetUUID(handle))
         return _Card(handle, uuid, index, _text(nvml.nvmlDeviceGetName(handle)))
+
+    def _is_mig(self, card: _Card) -> bool:
+        # The current mode and the one after a reset; older cards have no such mode.
+        modes = self._read("nvmlDeviceGetMigMode", card.handle)
+        return bool(modes and modes[0])
+
+    def _describe_mig(self, card: _Card) -> MigGpu:
+        count = self._read("nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0
+        name = "nvmlDeviceGetMigDeviceHandleByIndex"
+        # A place without a slice is an error.
+        slices = [self._read(name, card.handle, place) for place in range(count)]
+        names = [self._read("nvmlDeviceGetName", one) for one in slices if one is not None]
+        return MigGpu(
+            index=card.index,
+            name=card.name,
+            slices=tuple(_text(one) if one else "MIG" for one in names),
+        )
 
     def _explain(self, error: Exception, has_driver: bool) -> str | None:
         """Return an explanation, or None if there is no driver or no card."""

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.limits import Memory, read_memory
+
 SECTOR_BYTES = 512
 """Unit of /proc/diskstats, in bytes, regardless of the disk's own sector size."""
 # Virtual and stacked devices would count the bytes of real disks again; fd and sr are no disks.
@@ -30,20 +32,6 @@ def parse_cpu_times(text: str) -> tuple[int, int] | None:
     # Waiting for a disk (iowait) is idle time, too.
     idle = ticks[3] + (ticks[4] if len(ticks) > 4 else 0)
     return sum(ticks) - idle, sum(ticks)
-
-
-def parse_memory(text: str) -> tuple[int, int] | None:
-    """Return (used, total) bytes from /proc/meminfo; used excludes reclaimable memory."""
-    sizes = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name in ("MemTotal", "MemAvailable", "MemFree"):
-            sizes[name] = int(value.split()[0]) * 1024
-    # MemAvailable includes the reclaimable page cache; MemFree does not.
-    available = sizes.get("MemAvailable", sizes.get("MemFree"))
-    if "MemTotal" not in sizes or available is None:
-        return None
-    return sizes["MemTotal"] - available, sizes["MemTotal"]
 
 
 def parse_disks(text: str, disks: frozenset[str]) -> tuple[int, int]:
@@ -80,9 +68,10 @@ class HostSample:
     cpu_utilisation: float | None = None
     cpu_temperature_celsius: float | None = None
     cpu_power_w: float | None = None
-    memory: tuple[int, int] | None = None
-    """Bytes used and total bytes."""
+    memory: Memory | None = None
+    """Memory that programs of this login may use."""
     disk: tuple[int, int] | None = None
+    """Bytes used and total bytes."""
     disk_rates: tuple[float, float] | None = None
     """Bytes per second read and written."""
     network_rates: tuple[float, float] | None = None
@@ -125,7 +114,7 @@ class Host:
             cpu_utilisation=self._read_cpu(now_s),
             cpu_temperature_celsius=self._read_temperature(),
             cpu_power_w=self._read_power(now_s),
-            memory=parse_memory(self._read("/proc/meminfo")),
+            memory=read_memory(self._root),
             disk=read_disk(self._disk_path),
             disk_rates=self._read_disk_rates(now_s),
             network_rates=self._read_network_rates(now_s),

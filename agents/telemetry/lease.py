@@ -13,6 +13,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+from agents.limits import read_group_limits
 from agents.shared.files.python_child import python_environ
 from agents.state import Home, agent_command, archive_path, identity_from, read_json
 
@@ -27,12 +28,18 @@ def keep_recorder(home: Home, archive: str, replace: bool) -> None:
     recorder = identity_from(state)
     if recorder is not None and recorder.is_alive():
         # The path of the archive contains its hash, so it identifies the version.
-        if not replace or state.get("archive") == archive:
+        is_same = state.get("archive") == archive and _has_own_limits(recorder.pid)
+        if not replace or is_same:
             return
         # The new recorder waits for the lock of this one.
         with contextlib.suppress(ProcessLookupError):
             os.kill(recorder.pid, signal.SIGTERM)
     _start(home)
+
+
+def _has_own_limits(recorder: int) -> bool:
+    """Return whether the recorder, and thus its samples, have the limits of this server."""
+    return read_group_limits(recorder) == read_group_limits()
 
 
 def renew(home: Home) -> None:

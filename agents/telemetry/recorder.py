@@ -64,6 +64,7 @@ def _introduce(home: Home, gpus: GpuReader) -> None:
         "archive": archive_path(),
         "gpus": to_wire(gpus.read_facts()),
         "gpu_problem": gpus.problem,
+        "mig_gpus": to_wire(tuple(gpus.mig)),
     }
     if identity is not None:
         write_json(home.telemetry / "recorder.json", {**identity.to_json(), **facts})
@@ -131,7 +132,7 @@ def take_sample(
 ) -> Sample:
     """Read all sensors once; `uses` is the work of Rackless by device."""
     reading = host.sample()
-    memory = reading.memory or (None, None)
+    memory = reading.memory
     disk = reading.disk or (None, None)
     disk_rates = reading.disk_rates or (None, None)
     network_rates = reading.network_rates or (None, None)
@@ -142,8 +143,8 @@ def take_sample(
         cpu_utilisation=reading.cpu_utilisation,
         cpu_temperature_celsius=reading.cpu_temperature_celsius,
         cpu_power_w=reading.cpu_power_w,
-        memory_used_bytes=memory[0],
-        memory_total_bytes=memory[1],
+        memory_used_bytes=memory.used_bytes if memory else None,
+        memory_total_bytes=memory.total_bytes if memory else None,
         disk_used_bytes=disk[0],
         disk_total_bytes=disk[1],
         disk_read_bytes_per_s=disk_rates[0],

@@ -19,6 +19,7 @@ from pathlib import Path
 from agents import foreign_code
 from agents.contract.run_layout import rank_heartbeat, rank_journal, rank_log
 from agents.errors import Diverged, ExpectedError
+from agents.limits import count_cpus
 from agents.program import imports_that_stay
 from agents.shared.files.secrets import format_trace, hide_secrets
 from agents.trainer.model_reading import start_reading
@@ -129,7 +130,7 @@ def _configure_torch(compiled_folder: Path) -> None:
 
     Compiled code is kept on the node for the next start.
     """
-    workers = min(_MAX_COMPILERS, len(os.sched_getaffinity(0)))
+    workers = min(_MAX_COMPILERS, count_cpus())
     settings = {
         "TORCHINDUCTOR_CACHE_DIR": str(compiled_folder / "inductor"),
         "TRITON_CACHE_DIR": str(compiled_folder / "triton"),

@@ -22,6 +22,7 @@ from agents.contract.layer_plan import HOST_SHARE, SHARE_SLACK
 from agents.contract.model_cut import Stage
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
+from agents.limits import read_available_bytes
 from agents.state import read_json, write_json
 from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.data.examples import BatchPart, choose_examples
@@ -38,7 +39,6 @@ from agents.trainer.model.micro_batch import CPU_TOKENS
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.parallel.batch import sample_steps
 from agents.trainer.rank.context import RankContext
-from agents.trainer.rank.host_memory import read_available_bytes
 from agents.trainer.streaming.layer_stream import LayerStream
 from agents.trainer.training_state import TrainingState
 

@@ -29,7 +29,7 @@ from agents.telemetry.gpu import open_gpus
 from agents.telemetry.host import parse_cpu_times
 from agents.telemetry.recorder import load_nvml
 from agents.trainer.kernels import nf4
-from agents.trainer.rank.device import choose_device
+from agents.trainer.rank.device import choose_device, choose_dtype
 
 # M, O, I: the widest layer of a 7B model (Llama 2) with 4,096 tokens at once.
 _SIZES = (4096, 11008, 4096)
@@ -83,6 +83,7 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
         from_host_bytes_per_s=from_host,
         unpack_values_per_s=unpack,
         measured_s=time.time(),
+        precision=str(choose_dtype("auto", device)).removeprefix("torch."),
         spread=spread,
         other_load=load.read() if device.type == "cpu" else gpu_load,
         context_bytes=_find_context(device, before_bytes, after_bytes),
@@ -192,7 +193,7 @@ def find_spread(paces: Sequence[float]) -> float:
 def measure_matrix(device: torch.device, seconds: float) -> tuple[float, float]:
     """Return the FLOP/s of products (M, I) x (I, O), 2 M O I operations each, and their spread."""
     m, o, i = _SIZES if device.type == "cuda" else _CPU_SIZES
-    dtype = _training_dtype(device)
+    dtype = choose_dtype("auto", device)
     x_MI = torch.randn(m, i, device=device, dtype=dtype)
     weight_OI = torch.randn(o, i, device=device, dtype=dtype)
     # Into preallocated memory, so that no allocation is timed.
@@ -225,7 +226,7 @@ def measure_unpack(device: torch.device, seconds: float) -> float | None:
     except ImportError:
         return None
     _, o, i = _SIZES
-    dtype = _training_dtype(device)
+    dtype = choose_dtype("auto", device)
     layer: nn.Module = Linear4bit(
         i, o, bias=False, compute_dtype=dtype, compress_statistics=True, quant_type="nf4"
     )
@@ -233,12 +234,6 @@ def measure_unpack(device: torch.device, seconds: float) -> float | None:
     if not nf4.register(layer):
         return None
     return o * i / measure_pace(device, seconds, lambda: nf4.dequantize(layer))
-
-
-def _training_dtype(device: torch.device) -> torch.dtype:
-    if device.type != "cuda":
-        return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
 def _wait(device: torch.device) -> None:

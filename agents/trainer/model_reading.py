@@ -19,11 +19,12 @@ from pathlib import Path
 from agents.contract.parallel import find_mode
 from agents.errors import ExpectedError
 from agents.file_hashes import is_cached
+from agents.limits import read_available_bytes
 from agents.shared.files.folder_files import open_regular
+from agents.shared.models.used_files import list_weights
 from agents.trainer.checkpoint.fingerprint import hash_model
 from agents.trainer.model_view import is_outline
 from agents.trainer.rank.attempt import RankAttempt
-from agents.trainer.rank.host_memory import read_available_bytes
 
 # Number of threads that read files, as many as those that hash.
 _NUM_READERS = 4
@@ -45,7 +46,7 @@ def start_reading(attempt: RankAttempt) -> Future[str] | None:
     def read() -> None:
         try:
             # Before the hash, after which all files would be known.
-            files = sorted(path for path in folder.glob("*.safetensors") if not is_outline(path))
+            files = [path for path in list_weights(folder) if not is_outline(path)]
             known = [path for path in files if is_cached(path, attempt.hashes_folder)]
             model_hash.set_result(hash_model(folder, attempt.hashes_folder))
         except Exception as error:  # noqa: BLE001 - raised where the hash is needed

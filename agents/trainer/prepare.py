@@ -25,7 +25,7 @@ from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.file_hashes import hash_files
 from agents.node.checkpoints import hash_entries
-from agents.trainer.checkpoint.fingerprint import hash_model, hash_spec
+from agents.trainer.checkpoint.fingerprint import hash_like, hash_model, hash_spec
 from agents.trainer.checkpoint.resume import find_checkpoint, refuse_other_run
 from agents.trainer.checkpoint.state import load_state, read_resume_point
 from agents.trainer.data.cache import load_examples
@@ -191,6 +191,11 @@ def _load(context: RankContext, strategy: Strategy) -> TrainingState:
             "model_sha256": model_hash.result() if model_hash else "",
         }
     if checkpoint is not None and resumed is not None:
+        if hashes["model_sha256"]:
+            saved = checkpoint.manifest.model_sha256
+            hashes["model_sha256"] = hash_like(
+                folder, attempt.hashes_folder, hashes["model_sha256"], saved
+            )
         refuse_other_run(checkpoint, resumed, spec, hashes)
     return TrainingState(
         train=train,

@@ -19,6 +19,7 @@ from agents.contract.regroup import may_regroup
 from agents.contract.run_layout import CHECKPOINTS, FENCE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
+from agents.limits import count_cpus
 from agents.trainer import autotune
 from agents.trainer.checkpoint.folder import CheckpointFolder
 from agents.trainer.checkpoint.saver import Saver
@@ -127,7 +128,7 @@ def run_rank(
 def _fix_numerics(attempt: RankAttempt, ranks: Ranks, device: torch.device) -> None:
     """Fix everything that affects the last bits of numbers, and keep noise out of the log."""
     warnings.filterwarnings("ignore", category=FutureWarning)
-    cores = len(os.sched_getaffinity(0)) // max(1, ranks.local_world_size)
+    cores = count_cpus() // max(1, ranks.local_world_size)
     named = os.environ.get("OMP_NUM_THREADS", "")  # by the supervisor or torchrun
     num_threads = max(1, attempt.intent.num_threads or (int(named) if named.isdigit() else cores))
     torch.set_num_threads(num_threads)

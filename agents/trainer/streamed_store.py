@@ -16,8 +16,8 @@ from pathlib import Path
 from agents.contract.run_layout import SHARED_LAYERS_FILE
 from agents.trainer.checkpoint.fingerprint import hash_model
 from agents.trainer.model.layer_store import LayerPeers, StreamedLayers
-from agents.trainer.model.model import choose_dtype
 from agents.trainer.rank.context import RankContext
+from agents.trainer.rank.device import choose_dtype
 from agents.trainer.streaming.disk_reader import DiskReader
 from agents.trainer.streaming.host_memory import HostMemory, choose_budget
 from agents.trainer.streaming.layer_files import StreamedLayerFiles

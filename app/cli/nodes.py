@@ -35,7 +35,9 @@ from app.flows.add_node import find_overlay, warn_of_lost_key
 from app.hub.node_tokens import describe_tokens
 from app.nodes.discovery.candidate import warn_of_overlay
 from app.nodes.node import LocalAddress, NodeAddress, SshAddress, WslAddress
+from app.planning.hardware.mig import describe_mig
 from app.presentation.environment_text import describe_environment, describe_trial
+from app.presentation.limit_text import show_cores, show_memory
 from app.text import DASH, show_bytes, show_duration, show_moment
 
 NO_NODES = (
@@ -300,6 +302,7 @@ def _devices(node: NodeSnapshot) -> str:
         return DASH
     names = [gpu.name for gpu in node.facts.gpus]
     counted = [f"{names.count(n)} x {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names)]
+    counted += [f"{gpu.name} (MIG, not used)" for gpu in node.facts.mig_gpus]
     return ", ".join(counted) or node.facts.cpu or "CPU"
 
 
@@ -323,14 +326,15 @@ def _facts(node: NodeSnapshot) -> list[tuple[str, str]]:
         ("up since", show_moment(facts.started_s, time.time())),
         ("python", facts.python),
         ("trains with", environment or f"{DASH} (rackless nodes setup {node.name})"),
-        ("cpu", f"{facts.cpu or DASH}, {facts.num_cores or DASH} cores"),
-        ("ram", show_bytes(facts.memory_bytes)),
+        ("cpu", f"{facts.cpu or DASH}, {show_cores(facts)}"),
+        ("ram", show_memory(facts)),
         ("disk free", f"{show_bytes(facts.disk_free_bytes)} of {show_bytes(facts.disk_bytes)}"),
     ]
     rows += [
         (f"gpu {gpu.index}", f"{gpu.name}, {show_bytes(gpu.memory_bytes)}, driver {gpu.driver}")
         for gpu in facts.gpus
     ]
+    rows += [(f"gpu {gpu.index}", describe_mig(gpu)) for gpu in facts.mig_gpus]
     if facts.gpu_problem:
         rows.append(("gpu problem", facts.gpu_problem))
     return rows

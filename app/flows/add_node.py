@@ -19,7 +19,9 @@ from app.nodes.node import (
     check_node_name,
     parse_ssh_target,
 )
-from app.text import DASH, capitalize, count_of, show_bytes
+from app.planning.hardware.mig import describe_mig
+from app.presentation.limit_text import show_cores, show_memory
+from app.text import DASH, capitalize, show_bytes
 
 Way = Literal["ssh", "local", "wsl"]
 LITTLE_DISK_BYTES = 30 * 1024**3
@@ -130,12 +132,12 @@ def describe_found(node: NodeSnapshot) -> FoundNode:
         return FoundNode(rows=(), notes=(waiting,), is_ready=False)
     gpus = [f"{gpu.name}, {show_bytes(gpu.memory_bytes)}" for gpu in facts.gpus]
     drivers = sorted({gpu.driver for gpu in facts.gpus if gpu.driver})
-    cores = f", {count_of(facts.num_cores, 'core')}" if facts.num_cores else ""
+    cores = f", {show_cores(facts)}" if facts.num_cores else ""
     rows = [
         ("GPU" if len(gpus) == 1 else "GPUs", "\n".join(gpus) or "none"),
         ("Driver", ", ".join(drivers) or DASH),
         ("CPU", f"{facts.cpu or DASH}{cores}"),
-        ("Memory", show_bytes(facts.memory_bytes)),
+        ("Memory", show_memory(facts)),
         ("Disk", f"{show_bytes(facts.disk_free_bytes)} free of {show_bytes(facts.disk_bytes)}"),
         ("System", f"{facts.os}, Python {facts.python}"),
     ]
@@ -168,6 +170,8 @@ def _notes(facts: NodeFacts) -> Iterator[str]:
         yield warn_of_overlay(overlay)
     if facts.gpu_problem:
         yield facts.gpu_problem
+    elif facts.mig_gpus:
+        yield from (f"{describe_mig(gpu)}." for gpu in facts.mig_gpus)
     elif not facts.gpus:
         yield "No NVIDIA GPU found. It trains on its CPU, which is slow."
     if facts.disk_free_bytes is not None and facts.disk_free_bytes < LITTLE_DISK_BYTES:

@@ -123,6 +123,7 @@ def preview_spec(answers: new_run_answers.RunAnswers) -> RunSpec | None:
     """Return a spec that suffices for a data preview; None while something is missing."""
     asked = (
         *("model", "data.train", "objective", "data.format", "data.ignore_columns"),
+        *("data.columns", "data.documents", "data.rendered", "data.long_text"),
         *("sequence_tokens", "packing", "nodes"),
     )
     # All other answers keep their defaults, so that a mistake there does not block a preview.

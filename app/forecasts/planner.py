@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
-from agents.contract.node import NodeFacts, Sample
+from agents.contract.node import Calibration, NodeFacts, Sample
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.parallel import find_mode, refuse_parallel
 from agents.contract.requests.models import ReadConfig
@@ -37,7 +37,7 @@ from app.planning.accuracy.misses import find_miss
 from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.choice import find_fewer, find_least
 from app.planning.cut import find_absence, find_problem, make_cut
-from app.planning.hardware.cluster import Cluster, LinkSpeed, Pair, make_cluster
+from app.planning.hardware.cluster import Cluster, LinkSpeed, Pair, PlannedNode, make_cluster
 from app.planning.hardware.measurement_limits import find_fault
 from app.planning.plan import make_plan
 from app.planning.row_lengths import pick_lengths
@@ -133,6 +133,7 @@ class Planner:
             weights_note = f"{spec.model} holds no weights: a start needs them"
         notes = [note for note in (shape_note, weights_note, data_note) if note]
         notes += await asyncio.to_thread(_list_faults, self._services.planning, cluster)
+        notes += [f"{node.name}: {text}" for node in cluster.nodes for text in node.unused_gpus]
         if silent:
             verb = "does" if len(silent) == 1 else "do"
             notes.append(
@@ -317,10 +318,11 @@ def describe_nodes(
         interfaces = {name: endpoint.interface for name, endpoint in endpoints.items()}
     except UserError:  # no common network: the start reports it, and a plan is still useful
         interfaces = {}
+    nodes = {node.name: node for node in make_cluster(facts).nodes}
     calibrations = {
         (node, found.card): found
         for (node, _), found in store.calibrations().items()
-        if node in facts and not find_fault(found, facts[node].num_cores)
+        if node in nodes and not _find_fault(found, nodes[node])
     }
     return make_cluster(
         facts,
@@ -331,13 +333,18 @@ def describe_nodes(
     )
 
 
+def _find_fault(found: Calibration, node: PlannedNode) -> str:
+    capability = next((gpu.capability for gpu in node.gpus if gpu.name == found.card), None)
+    return find_fault(found, node.num_cores, capability)
+
+
 def _list_faults(store: PlanningStore, cluster: Cluster) -> list[str]:
     """Return a sentence on each stored measurement that the plan rejects."""
-    cores = {node.name: node.num_cores for node in cluster.nodes}
+    nodes = {node.name: node for node in cluster.nodes}
     return [
         f"{node}: the measurement of {found.card} is not used: {fault}"
         for (node, _), found in store.calibrations().items()
-        if node in cores and (fault := find_fault(found, cores[node]))
+        if node in nodes and (fault := _find_fault(found, nodes[node]))
     ]
 
 

@@ -31,6 +31,7 @@ from agents.shared.data.files import (
     look_through,
     read_lines,
 )
+from agents.shared.data.reshape import offer_mapping
 from agents.shared.files.folder_files import ForeignFile, open_regular, require_own
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
@@ -345,11 +346,17 @@ def _check_json_lines(path: Path, lines: Iterable[str | None], count: _RowCount)
             hint = _ONE_VALUE if line.strip() in ("[", "{") else _NO_START
             count.add_broken(path, number, f"not valid JSON: {explain_bad_json(error)}", hint)
             continue
-        if isinstance(row, dict):
+        if count.meant.takes(row):
             count.add_read(path, number, line, row)
         else:
             is_list = isinstance(row, list) and path.suffix.lower() != ".json"
-            count.add_broken(path, number, _NO_OBJECT, _ONE_VALUE if is_list else _NO_START)
+            count.add_broken(path, number, _NO_OBJECT, _hint_for(row, _ONE_VALUE * is_list))
+
+
+def _hint_for(row: Any, otherwise: str = "") -> str:
+    """Return the advice for a row that is not an object."""
+    offer = offer_mapping(row)
+    return f"Set {offer}; nothing was started." if offer else otherwise or _NO_START
 
 
 def _has_row_per_line(path: Path) -> bool:
@@ -375,6 +382,8 @@ def _check_json(path: Path, text: str, count: _RowCount) -> None:
     if text[start] not in "[{":
         raise UserError(f"{path} holds no list of rows", "Write [{...}, {...}] or use .jsonl.")
     is_list = text[start] == "["
+    if is_list:
+        count.meant.begin_list()
     line, counted = 1, 0
     place = _end_of(_GAP, text, start + is_list)
     while place < len(text) and not (is_list and text[place] == "]"):
@@ -386,10 +395,10 @@ def _check_json(path: Path, text: str, count: _RowCount) -> None:
         except (ValueError, RecursionError) as error:
             number = error.lineno if isinstance(error, json.JSONDecodeError) else line
             raise _broken(path, number, f"not valid JSON: {explain_bad_json(error)}") from error
-        if isinstance(value, dict):
+        if count.meant.takes(value):
             count.add_read(path, line, text[began:place], value)
         else:
-            count.add_broken(path, line, _NO_OBJECT)
+            count.add_broken(path, line, _NO_OBJECT, _hint_for(value))
         place = _end_of(_GAP, text, place)
     if is_list and place == len(text):
         number = 1 + text.count("\n")
@@ -403,7 +412,9 @@ def _judge_json(text: str, count: _RowCount) -> None:
     """Judge the first objects of a list whose beginning is `text`."""
     decoder = json.JSONDecoder()
     place = _end_of(_BLANK, text, 0)
-    place += text[place : place + 1] == "["
+    if text[place : place + 1] == "[":
+        count.meant.begin_list()
+        place += 1
     with contextlib.suppress(ValueError, RecursionError):
         while (place := _end_of(_GAP, text, place)) < len(text):
             row, place = decoder.raw_decode(text, place)

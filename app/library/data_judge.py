@@ -16,7 +16,8 @@ from typing import Any
 from agents.contract.data import DataFinding
 from agents.contract.spec import DataSpec
 from agents.shared.data import findings
-from agents.shared.data.columns import choose_format, find_rows_inside
+from agents.shared.data.columns import choose_format
+from agents.shared.data.reshape import ColumnMapping, offer_mapping, unfold
 from app.errors import UserError
 
 # Limit of row numbers in a file; a place is file index times this plus row number.
@@ -35,27 +36,54 @@ class RowJudge:
         self._format = str(data.format)
         self._ignored = frozenset(data.ignore_columns)
         self._meanings = findings.RowMeanings(data.ignore_columns)
+        self._mapping = ColumnMapping(data.columns)
         self._files: list[Path] = []
         self._number = 0
-        self._misfit = ""
+        self._may_wrap = False
+        self._held: list[dict[str, Any]] = []
+        self._misfit = self._offer = ""
 
-    def begin(self, path: Path) -> None:
-        """Begin the next file."""
+    def begin(self, path: Path, *, may_wrap: bool = True) -> None:
+        """Begin the next file; its only object may be a wrapper if `may_wrap`."""
+        self._release()
         self._files.append(path)
         self._number = 0
+        self._may_wrap = may_wrap and path.suffix.lower() == ".json"
+
+    def begin_list(self) -> None:
+        """Begin the list of rows of the file: an object in a list is a row, not a wrapper."""
+        self._may_wrap = False
+
+    def takes(self, row: Any) -> bool:
+        """Return whether a value can be a row: an object, or a list if columns are mapped."""
+        return isinstance(row, dict) or (isinstance(row, list) and bool(self._mapping.columns))
 
     def add(self, row: Any) -> None:
         """Judge the next row of the file; None or any other value only advances its number.
 
-        An object around a list of rows counts as these rows.
+        The only object of a `.json` file may be a wrapper around its rows.
         """
-        inside = find_rows_inside(row)
-        for item in inside if inside is not None else (row,):
-            self._number += 1
-            if isinstance(item, dict):
-                self._judge(item)
+        may_wrap = self._may_wrap and isinstance(row, dict)
+        if may_wrap and not self._number and not self._held:
+            self._held.append(row)
+            return
+        held, self._held = self._held, []
+        for item in (*held, row):
+            self._judge(item)
 
-    def _judge(self, row: dict[str, Any]) -> None:
+    def _release(self) -> None:
+        """Judge a row that was held because it may be a wrapper."""
+        held, self._held = self._held, []
+        for _, row in unfold(enumerate(iter(held), start=1)):
+            self._judge(row)
+
+    def _judge(self, row: Any) -> None:
+        self._number += 1
+        if isinstance(row, (dict, list)):
+            shaped = self._mapping.apply(row)
+            self._judge_shaped(shaped if isinstance(shaped, dict) else {}, row)
+
+    def _judge_shaped(self, row: dict[str, Any], given: Any) -> None:
         if self._format == "auto":
             try:
                 self._format = choose_format(
@@ -63,12 +91,19 @@ class RowJudge:
                 )
             except ValueError as error:
                 self._misfit = self._misfit or f"row {self._number}: {error}"
+                self._offer = self._offer or offer_mapping(given)
         if self._format != "auto":
             place = (len(self._files) - 1) * _FILE_ROWS + self._number
             self._meanings.add(row, self._format, place)
 
+    @property
+    def is_text(self) -> bool:
+        """True if the rows are plain texts."""
+        return self._format == "text"
+
     def find(self) -> tuple[DataFinding, ...]:
         """Return the findings, the gravest first."""
+        self._release()
         return tuple(self._place(one) for one in self._meanings.find())
 
     def _place(self, found: DataFinding) -> DataFinding:
@@ -84,10 +119,12 @@ class RowJudge:
         Raises:
             UserError: no row has a known format, or a column would be trained wrongly.
         """
+        self._release()
         if self._format == "auto" and self._misfit:
+            hint = f"Set {self._offer}, or rename" if self._offer else "Rename"
             raise UserError(
                 f"{name} has no usable row: {self._misfit}",
-                "Rename its columns; nothing was started.",
+                f"{hint} its columns; nothing was started.",
             )
         refused = findings.refusals(self.find())
         if refused:

@@ -28,6 +28,12 @@ def make_data_key(spec: RunSpec) -> str:
     ]
     if spec.data.ignore_columns:  # left out if empty, to keep the keys of earlier versions
         parts.append(sorted(spec.data.ignore_columns))
+    if spec.data.columns:
+        parts.append(["columns", *sorted(spec.data.columns)])
+    if spec.data.rendered != "auto":
+        parts.append(spec.data.rendered)
+    if (texts := [spec.data.documents, spec.data.long_text]) != ["file", "split"]:
+        parts.append(texts)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +19,8 @@ from typing import Any
 
 from agents.contract.data import DataFinding
 from agents.contract.objectives import OBJECTIVES
-from agents.contract.spec import DataSpec, RunSpec
-from agents.shared.data.files import MAX_LINE_CHARS, may_be_data
+from agents.contract.spec import DataSpec, Documents, RunSpec
+from agents.shared.data.files import KINDS, MAX_LINE_CHARS, may_be_data
 from agents.shared.data.findings import describe_cut, sort_findings
 from agents.shared.files.folder_files import is_own, open_regular
 from app.library.data_judge import RowJudge
@@ -57,6 +58,8 @@ class DataGuess:
     """Number of tokens of each row that was read."""
     findings: tuple[DataFinding, ...] = ()
     """Findings about these rows."""
+    is_text: bool = False
+    """True if rows are plain texts, which are divided or joined as `data.long_text` says."""
 
 
 NOTHING = DataGuess(num_rows=None, mean_tokens=None, longest_tokens=None, is_whole=False)
@@ -69,13 +72,14 @@ def guess_data(path: Path, data: DataSpec | None = None) -> DataGuess:
         path: file or folder.
         data: format and ignored columns of the run; None: any format.
     """
-    judge = RowJudge(data or DataSpec(train="-"))
+    data = data or DataSpec(train="-")
+    judge = RowJudge(data)
     try:
         files = [file for file in list_files(path) or () if file.is_file()]
-        first = _guess_file(files[0], judge) if files else NOTHING
+        first = _guess_file(files[0], judge, data.documents) if files else NOTHING
         for file in files[1:MAX_JUDGED_FILES]:
             _judge_file(file, judge)
-        first = replace(first, findings=judge.find())
+        first = replace(first, findings=judge.find(), is_text=judge.is_text)
         if not files or first.num_rows is None:
             return first
         size_bytes, all_bytes = files[0].stat().st_size, sum(f.stat().st_size for f in files)
@@ -91,6 +95,7 @@ def guess_data(path: Path, data: DataSpec | None = None) -> DataGuess:
         is_whole=False,
         lengths=first.lengths,
         findings=first.findings,
+        is_text=first.is_text,
     )
 
 
@@ -106,21 +111,51 @@ def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
     """
     if guess.mean_tokens is None or guess.num_rows is None:
         return guess
+    joins = spec.data.long_text == "join"
+    if guess.is_text and spec.data.long_text in ("split", "join"):
+        guess = _divide(guess, guess.num_rows, spec.sequence_tokens, joins=joins)
+    num_rows, mean = guess.num_rows or 1, guess.mean_tokens or 1.0
     # A preference pair has two answers, each of which may have up to the limit.
     most = spec.sequence_tokens * OBJECTIVES[spec.objective].num_segments
-    mean = min(guess.mean_tokens, float(most))
+    mean = min(mean, float(most))
     findings = guess.findings
     if guess.lengths:
         kept, total = sum(min(one, most) for one in guess.lengths), sum(guess.lengths)
         mean = kept / len(guess.lengths)
         findings = sort_findings((*findings, *describe_cut(total, total - kept)))
     longest = min(guess.longest_tokens or most, most)
-    num_rows = guess.num_rows
     if spec.packing:
         num_packs = max(1, -(-int(num_rows * mean) // most))
         mean, longest, num_rows = num_rows * mean / num_packs, most, num_packs
     return replace(
         guess, num_rows=num_rows, mean_tokens=mean, longest_tokens=longest, findings=findings
+    )
+
+
+def _divide(guess: DataGuess, num_rows: int, most: int, *, joins: bool) -> DataGuess:
+    """Return the guess for texts that are divided, or joined into full sequences.
+
+    >>> guess = DataGuess(
+    ...     num_rows=2, mean_tokens=1050.0, longest_tokens=2000, is_whole=True, lengths=(2000, 100)
+    ... )
+    >>> found = _divide(guess, 2, 500, joins=False)
+    >>> found.num_rows, found.mean_tokens, found.longest_tokens
+    (5, 420.0, 500)
+    """
+    lengths = guess.lengths or (round(guess.mean_tokens or 1),)
+    total = sum(lengths)
+    pieces = [
+        min(most, left)
+        for one in (lengths if not joins else (total,))
+        for left in range(one, 0, -most)
+    ] or [1]
+    scale = num_rows / len(lengths)
+    return replace(
+        guess,
+        num_rows=max(1, round(len(pieces) * scale)),
+        mean_tokens=total / len(pieces),
+        longest_tokens=max(pieces),
+        lengths=tuple(pieces),
     )
 
 
@@ -151,11 +186,19 @@ def list_files(path: Path) -> list[Path] | None:
     return sorted(found)
 
 
-def _guess_file(path: Path, judge: RowJudge) -> DataGuess:
+def _guess_file(path: Path, judge: RowJudge, documents: Documents) -> DataGuess:
     size_bytes = path.stat().st_size
     data = _read_start(path, SAMPLE_BYTES)
     is_whole = len(data) == size_bytes
     counts = [count for count in map(_count, _judged(path, data, judge)) if count]
+    if documents != "line" and KINDS.get(path.suffix.lower()) == "text" and counts:
+        text = data.decode("utf-8-sig", "replace")
+        # The whole file, of which the sample is the beginning; paragraphs are like the first ones.
+        parts = [text] if documents == "file" else re.split(r"\n\s*\n", text)
+        counts = [_count({"text": part}) for part in parts if part.strip()]
+        if documents == "file":
+            counts = [round(counts[0] * size_bytes / len(data))]
+            is_whole = True
     if not counts:
         return NOTHING
     num_read = len(data)
@@ -194,7 +237,7 @@ def _judge_file(path: Path, judge: RowJudge) -> None:
 def _judged(path: Path, data: bytes, judge: RowJudge) -> Iterator[Any]:
     """Judge and yield the rows at the beginning of a file."""
     read = _READERS.get(path.suffix.lower())
-    judge.begin(path)
+    judge.begin(path, may_wrap=False)  # the readers unwrap by themselves
     for row in read(data.decode("utf-8-sig", "replace")) if read is not None else ():
         judge.add(row)
         yield row

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from agents.contract.in_place import MODEL_SUFFIXES
 from agents.contract.spec import RunSpec
-from agents.shared.files.folder_files import ForeignFile, list_own
+from agents.shared.files.folder_files import ForeignFile
+from agents.shared.models.used_files import list_used, list_weights
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
 from app.library.model_check import ModelInspector, require_usable
@@ -97,7 +96,7 @@ def find_tokenizer(name: str, hashes: HashStore, inspector: ModelInspector | Non
         return find_model(name, hashes)
     _refuse_private(name, path)
     folder = path.absolute()
-    files = _list_sent(folder, MODEL_SUFFIXES - {".safetensors"})
+    files = [path for path in _list_sent(folder) if path.suffix != ".safetensors"]
     found = (inspector or ModelInspector()).inspect(folder, parts="tokenizer")
     # Data can also be previewed with a model that the run cannot train.
     kinds = ("tokenizer", "config", "adapter")
@@ -106,12 +105,9 @@ def find_tokenizer(name: str, hashes: HashStore, inspector: ModelInspector | Non
     return make_bundle("models", f"{folder.name}-tokenizer", folder, files, hashes)
 
 
-def _list_sent(folder: Path, suffixes: Collection[str]) -> list[Path]:
-    def is_sent(name: str) -> bool:
-        return Path(name).suffix in suffixes and not name.startswith(".")
-
+def _list_sent(folder: Path) -> list[Path]:
     try:
-        return list_own(folder, is_sent)
+        return list_used(folder)
     except ForeignFile as error:
         raise refused(error) from error
     except OSError as error:
@@ -124,7 +120,7 @@ def weigh_weights(name: str) -> int | None:
     """Return the bytes of the weights in a model's folder; None: they are not on this PC."""
     folder = Path(os.path.expanduser(name))  # Path.expanduser would raise for an unknown user
     try:
-        sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
+        sizes = [path.stat().st_size for path in list_weights(folder)]
     except OSError:
         return None
     return sum(sizes) if sizes else None
@@ -138,6 +134,6 @@ def require_whole(name: str, inspector: ModelInspector, spec: RunSpec | None = N
     """
     folder = Path(os.path.expanduser(name)).absolute()
     _refuse_private(name, folder)
-    files = _list_sent(folder, MODEL_SUFFIXES)
+    files = _list_sent(folder)
     require_usable(name, inspector.inspect(folder), spec)
     return files

@@ -97,6 +97,8 @@ class GpuPlan:
     """True if inputs of its stage's recomputed layers are kept in the PC's RAM."""
     host_bytes: int = 0
     """RAM for streamed weights and offloaded inputs, in bytes."""
+    why_little_ram: str = ""
+    """Reason why its node has little RAM, as a clause after a comma; empty: not known."""
     host_room_bytes: int | None = None
     """RAM that this GPU may use, in bytes; None: it needs no RAM."""
 

@@ -70,7 +70,7 @@ def find_problem(candidate: Candidate, advice: Sequence[Advice]) -> tuple[str, s
         needed, room = crowded.host_bytes / GIB, (crowded.host_room_bytes or 0) / GIB
         message = (
             f"{label} does not fit on {crowded.node}: it would need {needed:.1f} GiB of RAM and "
-            f"has {room:.1f} to spare"
+            f"has {room:.1f} to spare{crowded.why_little_ram}"
         )
     elif short:
         worst = max(short, key=lambda gpu: gpu.memory.low_bytes - gpu.room_bytes)

@@ -114,15 +114,16 @@ def _misfit(case: Case, candidate: Candidate) -> str:
     crowded = [gpu for gpu in candidate.gpus if not gpu.fits_host]
     if crowded and not short:
         needed, room = crowded[0].host_bytes / GIB, (crowded[0].host_room_bytes or 0) / GIB
-        systems = {node.name: node.system for node in case.cluster.nodes}
-        why = ", as WSL pins less than half" if systems[crowded[0].node] == "wsl" else ""
-        has = f"has {room:.1f} to spare{why}"
+        has = f"has {room:.1f} to spare{crowded[0].why_little_ram}"
         return f"{crowded[0].node} would need {needed:.1f} GiB of RAM and {has}"
     if not short:
         return "does not fit"
     worst = max(short, key=lambda gpu: gpu.memory.expected_bytes - gpu.room_bytes)
     needed, room = worst.memory.expected_bytes / GIB, worst.room_bytes / GIB
-    return f"{worst.card} of {worst.node} would need {needed:.1f} GiB and has {room:.1f}"
+    # A CPU computes in the RAM that a limit leaves.
+    limits = {node.name: node.ram_limit and node.why_little_ram for node in case.cluster.nodes}
+    why = limits[worst.node] if worst.device == "cpu" else ""
+    return f"{worst.card} of {worst.node} would need {needed:.1f} GiB and has {room:.1f}{why}"
 
 
 def _network_words(case: Case, candidate: Candidate) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.contract.node import GpuFacts
+from app.planning.hardware.mig import describe_mig, say_turn_off
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
 from app.provisioning.checks.gpu import INSTALL, RESTART
 from app.provisioning.checks.majority import find_odd
@@ -99,10 +100,17 @@ def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
             # Already updated: only a restart is missing.
             fix, repair = RESTART, None
         return (make_row("gpu", name, "fail", facts.gpu_problem, fix, repair),)
+    # Its other GPUs can train without it.
+    status: Status = "warn" if facts.gpus else "fail"
+    divided = tuple(
+        make_row("gpu", name, status, describe_mig(gpu), say_turn_off(gpu))
+        for gpu in facts.mig_gpus
+    )
     if not facts.gpus:
-        return (make_row("gpu", name, "pass", "no NVIDIA GPU; trains on its CPU"),)
+        whole = make_row("gpu", name, "pass", "no NVIDIA GPU; trains on its CPU")
+        return divided or (whole,)
     build = fitting_builds(facts)[0]
-    return tuple(_judge_gpu(node, gpu, build) for gpu in facts.gpus)
+    return (*(_judge_gpu(node, gpu, build) for gpu in facts.gpus), *divided)
 
 
 def judge_compiler(node: CheckedNode) -> tuple[CheckRow, ...]:

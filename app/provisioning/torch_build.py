@@ -67,7 +67,7 @@ def fitting_builds(facts: NodeFacts) -> tuple[TorchBuild, ...]:
     driver or the card, and an update of the driver solves it without a new build.
     """
     # With a problem, there are GPUs, but the driver does not list them.
-    if not facts.gpus and facts.gpu_problem is None:
+    if not facts.gpus and facts.gpu_problem is None and not facts.mig_gpus:
         return (TorchBuild.CPU,)
     return _serving_builds(facts) or (TorchBuild.CUDA_13,)
 

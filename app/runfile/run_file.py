@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from agents.contract.columns import flatten_columns
 from agents.contract.messages import to_wire
 from agents.contract.spec import RunSpec, run_keys
 from agents.shared.files.folder_files import is_network_path
@@ -90,6 +91,7 @@ def parse_run(text: str, source: str = "run file", settings: Sequence[str] = ())
     for key, value in given.items() if isinstance(data, dict) else ():
         _put(data, key, value)
     _restore_off(data)
+    _read_data_words(data)
     # A key that is given twice has no single value to check.
     if not problems:
         problems = find_problems(data, lines)
@@ -153,6 +155,15 @@ def _restore_off(data: Any) -> None:
     for name, key in run_keys().items():
         if data.get(name) is False and "off" in key.words:
             data[name] = "off"
+
+
+def _read_data_words(data: Any) -> None:
+    """Write a mapping in `data.columns` as a list, and a flag in `data.rendered` as its word."""
+    section = data.get("data") if isinstance(data, dict) else None
+    if isinstance(section, dict) and isinstance(section.get("columns"), dict):
+        section["columns"] = flatten_columns(section["columns"])
+    if isinstance(section, dict) and isinstance(section.get("rendered"), bool):
+        section["rendered"] = "yes" if section["rendered"] else "no"
 
 
 def format_run(spec: RunSpec) -> str:

@@ -19,6 +19,7 @@ from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import NotAvailableYet, RacklessError, UserError
 from app.nodes.endpoints import Endpoint, choose_endpoints
+from app.planning.hardware.mig import describe_mig, say_turn_off
 from app.provisioning.environment import python_of
 from app.runs.foreign import busy_attempts, refuse_busy
 from app.runs.placement import keep_single, place_ranks
@@ -213,5 +214,9 @@ async def _check_node(services: Services, node: str, own: str) -> NodeFacts:
                 "Wait until it ends, cancel it where it began, or choose other nodes.",
                 topic="gpu-in-use",
             )
+    # Its CPU would train instead, far slower than a PC with such a GPU promises.
+    if facts.mig_gpus and not facts.gpus:
+        first = facts.mig_gpus[0]
+        raise UserError(f"node {node}: {describe_mig(first)}", f"{say_turn_off(first)}.")
     python_of(node, facts)
     return facts

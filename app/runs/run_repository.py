@@ -6,17 +6,21 @@ the mirrors.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from agents.contract.run import RankPlacement
+from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.events import (
     ACTIVE_STATES,
     RESUMABLE_STATES,
     EventHub,
+    FoundRun,
+    FoundRunsChanged,
     RunChanged,
     RunDeleted,
     RunEvent,
@@ -35,6 +39,7 @@ from app.runs.run import may_move
 from app.runs.snapshot import make_progress, make_snapshot
 from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunRecord, RunStore
+from app.text import show_list
 
 # Severity of the master's own events by kind; others are `info`. Events from journals bring theirs.
 _SEVERITIES: dict[RunEventKind, Severity] = {
@@ -64,6 +69,7 @@ class RunRepository:
         self._histories: dict[str, RunHistory] = {}
         self._seen: dict[str, RunRecord] = {}
         self._started: frozenset[str] = frozenset()
+        self._found: dict[str, tuple[FoundRun, ...]] = {}
 
     # ------------------------------------------------------------ reading
 
@@ -122,6 +128,13 @@ class RunRepository:
                 return attempt.placements
         return ()
 
+    def rank_nodes(self, run_id: str, attempt: int) -> dict[int, str]:
+        """Return the node of each rank of an attempt; empty if they are not known."""
+        for one in self.store.attempts(run_id):
+            if one.attempt == attempt:
+                return {place.rank: place.node for place in one.placements}
+        return {}
+
     def is_ours(self, run: RunRecord) -> bool:
         """Return True if this master has launched the newest attempt, or taken it over."""
         return any(
@@ -143,7 +156,8 @@ class RunRepository:
         """Return the run's history, read up to the current end of the mirrors."""
         history = self._histories.get(run_id)
         if history is None:
-            history = RunHistory(run_id, self._folder(run_id))
+            places = functools.partial(self.rank_nodes, run_id)
+            history = RunHistory(run_id, self._folder(run_id), places)
             history.refresh()
             self._histories[run_id] = history
         return history
@@ -187,7 +201,53 @@ class RunRepository:
         events = [*self.store.events(run_id), *self.history(run_id).events]
         return sorted(events, key=lambda event: event.time_s)
 
+    def found(self) -> tuple[FoundRun, ...]:
+        """Return the runs that nodes listed in this process and that are not known to be ours."""
+        ignored = self.store.ignored()
+        every = [one for found in self._found.values() for one in found]
+        shown = [one for one in every if (one.run_id, one.node) not in ignored]
+        return tuple(sorted(shown, key=lambda one: (one.run_id, one.attempt, one.node)))
+
+    def is_trusted(self, run: RunRecord) -> bool:
+        """Return True if the settings of a stored run are this home's, or the user accepted them.
+
+        Earlier versions stored runs of other masters as a node described them.
+        """
+        attempts = self.store.attempts(run.run_id)
+        return (
+            not attempts
+            or any(attempt.inputs for attempt in attempts)
+            or self.store.trusted_key(run.run_id) is not None
+        )
+
+    def require_trusted(self, run: RunRecord) -> None:
+        """Raise UserError if files that the run names must not be opened on this PC."""
+        if not self.is_trusted(run):
+            raise UserError(
+                f"the settings of run {run.run_id} are what {show_list(run.nodes)} said, and it "
+                f"names {show_list(list_files(run.spec))}, which this PC would read",
+                f"If these are the run's files: rackless runs adopt {run.run_id}",
+            )
+
     # ------------------------------------------------------------ changing
+
+    def set_found(self, found: Mapping[str, Sequence[FoundRun]]) -> None:
+        """Replace the runs that each of these nodes listed."""
+        before = self.found()
+        self._found.update({node: tuple(runs) for node, runs in found.items()})
+        self.publish_found(before)
+
+    def drop_found(self, run_id: str, nodes: Sequence[str], before: tuple[FoundRun, ...]) -> None:
+        """Forget that these nodes listed a run, which is stored now."""
+        for node in nodes:
+            kept = (one for one in self._found.get(node, ()) if one.run_id != run_id)
+            self._found[node] = tuple(kept)
+        self.publish_found(before)
+
+    def publish_found(self, before: tuple[FoundRun, ...]) -> None:
+        """Publish the found runs if they are no longer those of `before`."""
+        if (now := self.found()) != before:
+            self._events.publish(FoundRunsChanged(now))
 
     def add(self, run: RunRecord) -> bool:
         """Add a run; return False if it is known already or was deleted."""
@@ -288,6 +348,11 @@ class RunRepository:
 
     def _publish(self, run_id: str) -> None:
         self._events.publish(RunChanged(self.full_snapshot(run_id)))
+
+
+def list_files(spec: RunSpec) -> tuple[str, ...]:
+    """Return the data and model that settings name."""
+    return tuple(name for name in (spec.data.train, spec.data.eval, spec.model) if name)
 
 
 def _moved(run: RunRecord, state: RunState, message: str, hint: str) -> RunRecord:

@@ -19,6 +19,7 @@ from app.filelock import is_held, read_holder, try_held
 from app.library.configs import ConfigLibrary
 from app.library.model_check import ModelInspector
 from app.paths import Paths, UnsafeName, private_folder
+from app.runs.mandates import MasterKey
 from app.runs.nodes.node_pool import NodePool
 from app.runs.run_repository import LAUNCH_LOCK, RESUME_LOCK, RunRepository
 from app.settings import Settings
@@ -90,6 +91,8 @@ class Services:
     configs: ConfigLibrary
     artifacts: ArtifactStore
     recoveries: RecoveryStore
+    key: MasterKey
+    """Key with which this home signs its launches."""
     hooks: RunHooks = field(default_factory=RunHooks)
     models: ModelInspector = field(default_factory=ModelInspector)
 

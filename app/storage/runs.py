@@ -82,6 +82,8 @@ class AttemptRecord:
     """Plain form of the sources of model and data at the launch."""
     taken: Taken = ""
     """Master that took it over: this one (`here`) or another (`away`); empty: not taken over."""
+    is_signed: bool = False
+    """True if its master has signed a mandate; False: an earlier version launched it."""
 
     @property
     def is_ours(self) -> bool:
@@ -168,7 +170,7 @@ class RunStore:
     def save_attempt(self, attempt: AttemptRecord) -> None:
         with self._database.write() as connection:
             connection.execute(
-                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     attempt.run_id,
                     attempt.attempt,
@@ -177,17 +179,44 @@ class RunStore:
                     attempt.launched_s,
                     json.dumps(attempt.inputs),
                     attempt.taken,
+                    int(attempt.is_signed),
                 ),
             )
 
     def attempts(self, run_id: str) -> tuple[AttemptRecord, ...]:
         """Return the attempts of a run, oldest first."""
         rows = self._database.read(
-            "SELECT run_id, attempt, placements, resume_step, launched_s, inputs, taken "
+            "SELECT run_id, attempt, placements, resume_step, launched_s, inputs, taken, is_signed "
             "FROM attempts WHERE run_id = ? ORDER BY attempt",
             (run_id,),
         )
         return tuple(_attempt_of(row) for row in rows)
+
+    # ------------------------------------------------------------ runs that nodes listed
+
+    def trust(self, run_id: str, key: str) -> None:
+        """Remember that the user, or a signature of this home, vouches for a listed run.
+
+        Args:
+            run_id: id of the run.
+            key: public key of its master, whose later attempts are followed; empty: unknown.
+        """
+        with self._database.write() as connection:
+            connection.execute("INSERT OR REPLACE INTO trusted_runs VALUES (?, ?)", (run_id, key))
+
+    def trusted_key(self, run_id: str) -> str | None:
+        """Return the key given to `trust`, or None if the run was never trusted."""
+        rows = self._database.read("SELECT key FROM trusted_runs WHERE run_id = ?", (run_id,))
+        return str(rows[0][0]) if rows else None
+
+    def ignore(self, run_id: str, node: str) -> None:
+        """Remember that the user does not want to see this run of a node again."""
+        with self._database.write() as connection:
+            connection.execute("INSERT OR REPLACE INTO ignored_runs VALUES (?, ?)", (run_id, node))
+
+    def ignored(self) -> frozenset[tuple[str, str]]:
+        """Return run and node of all ignored runs."""
+        return frozenset(self._database.read("SELECT run_id, node FROM ignored_runs"))
 
     # ------------------------------------------------------------ events
 
@@ -308,4 +337,5 @@ def _attempt_of(row: tuple[Any, ...]) -> AttemptRecord:
         launched_s=row[4],
         inputs=json.loads(row[5]),
         taken=cast(Taken, row[6]),
+        is_signed=bool(row[7]),
     )

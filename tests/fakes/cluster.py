@@ -87,6 +87,7 @@ from app.forecasts.planner import Planner
 from app.library.bundles import Source
 from app.library.configs import ConfigLibrary
 from app.paths import Paths
+from app.runs.mandates import MasterKey
 from app.runs.nodes.attempt_status import active_attempts
 from app.runs.nodes.node_pool import BytesProgress, OnTransfers
 from app.runs.run_repository import RunRepository
@@ -260,6 +261,7 @@ class FakeNode(FakeAgent):
             master=intent.master,
             is_confirmed=intent.confirm_s is None,
             election=intent.election,
+            proof=intent.proof,
         )
         self.attempts[intent.run_id, intent.attempt] = status
         return status
@@ -630,6 +632,7 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
         configs=ConfigLibrary(paths.configs, {"HF_HUB_OFFLINE": "1", "HOME": str(home)}),
         artifacts=ArtifactStore(database),
         recoveries=recoveries,
+        key=MasterKey(paths.master_key),
     )
     services.hooks.forecast = Planner(services).forecast
     services.hooks.learn = functools.partial(learn_from_run, services)

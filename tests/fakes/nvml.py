@@ -25,6 +25,8 @@ class FakeCard:
     throttle: int = 0
     reserved_bytes: int | None = None
     """Memory that the driver keeps; None: it is too old to tell it apart from what is used."""
+    slices: tuple[str | None, ...] | None = None
+    """Names of its MIG slices by place, None for an empty one; None: it is not in MIG mode."""
     takes_limits: bool = True
     """Whether its power limit may be set."""
     values: dict[str, Any] = field(
@@ -51,6 +53,7 @@ class FakeNvml:
     NVMLError = NVMLError
     NVML_ERROR_NOT_SUPPORTED = 3
     NVML_ERROR_NO_PERMISSION = 4
+    NVML_ERROR_NOT_FOUND = 6
     NVML_ERROR_DRIVER_NOT_LOADED = 9
     NVML_ERROR_LIBRARY_NOT_FOUND = 12
     NVML_ERROR_GPU_IS_LOST = 15
@@ -94,6 +97,20 @@ class FakeNvml:
         if not card.takes_limits:
             raise NVMLError(self.NVML_ERROR_NO_PERMISSION)
         card.values["nvmlDeviceGetEnforcedPowerLimit"] = milliwatts
+
+    def nvmlDeviceGetMigMode(self, card: FakeCard) -> list[int]:  # noqa: N802
+        if card.slices is None and card.values["nvmlDeviceGetCudaComputeCapability"] < (8, 0):
+            raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
+        return [int(card.slices is not None), 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, card: FakeCard) -> int:  # noqa: N802
+        return len(card.slices or ())
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: FakeCard, place: int) -> FakeCard:  # noqa: N802
+        name = (card.slices or ())[place]
+        if name is None:
+            raise NVMLError(self.NVML_ERROR_NOT_FOUND)
+        return FakeCard(name=name, uuid=f"MIG-{place}")
 
     nvmlMemory_v2 = 0x02000028  # noqa: N815
 

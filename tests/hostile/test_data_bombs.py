@@ -31,12 +31,14 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 path, reader = sys.argv[2:]
 if reader == "node":
+    from agents.contract.spec import DataSpec
     from agents.errors import ExpectedError as Declared
     from agents.trainer.data.rows import RowReader, find_files
     from agents.trainer.data.tally import Tally
     def read():
         tally = Tally(name=path)
-        tally.check_usable(sum(1 for _ in RowReader(find_files(Path(path)), "auto", "sft", tally)))
+        reader = RowReader(find_files(Path(path)), DataSpec(train="-"), "sft", tally)
+        tally.check_usable(sum(1 for _ in reader))
 elif reader == "master":
     from app.errors import UserError as Declared
     from app.library.data import check_form

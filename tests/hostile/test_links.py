@@ -161,6 +161,11 @@ def test_a_model_folder_is_sent_without_files_from_outside(
         (model / name).symlink_to(letter)
     else:
         os.mkfifo(model / name)
+    if name.endswith(".safetensors"):
+        # Other weights than those of the list are not sent.
+        (model / "model.safetensors").unlink()
+        index = {"metadata": {}, "weight_map": {"a.weight": name}}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
     said = refuse(lambda: find_model(str(model), services.hashes))
     attack(given=f"a model folder whose {name} is {way}", tried="send it", happened=said)
     assert str(model / name) in said

@@ -114,6 +114,9 @@ class SystemFacts:
     """Maximum number of processes and threads of this login; `NO_LIMIT`: not set."""
     max_address_bytes: int | None = None
     """Maximum address space of a process, in bytes; `NO_LIMIT`: not set."""
+    max_locked_bytes: int | None = None
+    """Maximum memory that a process may lock for RDMA, in bytes; `NO_LIMIT`: not set. CUDA pins
+    memory without it."""
 
     def check_foreign(self) -> None:
         _check_texts(self, "home", "home_file_system", "boot_id", "first_process", "user")

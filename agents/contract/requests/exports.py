@@ -21,6 +21,8 @@ class TextSource:
     path: str
     format: DataFormat = "auto"
     objective: Objective = "sft"
+    columns: tuple[str, ...] = ()
+    """Entries of `data.columns`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

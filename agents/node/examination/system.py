@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agents.contract.requests.examination import NO_LIMIT, Sudo, SyncService, SystemFacts
 from agents.contract.shares import find_mount, parse_mounts
+from agents.limits import read_swap
 from agents.node.examination.reading import ask, find_program, read_text
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 
@@ -31,6 +32,7 @@ _SYNC_UNITS = ("systemd-timesyncd", "chrony", "chronyd", "ntp", "ntpd", "ntpsec"
 def read_system(home: Path) -> SystemFacts:
     """Return the facts about the system; `home` is the agent's folder."""
     inodes = _read_inodes(home)
+    swap = read_swap()
     shm = _read_space(SHM)
     temporary = os.environ.get("TMPDIR") or "/tmp"
     space = _read_space(temporary)
@@ -42,7 +44,7 @@ def read_system(home: Path) -> SystemFacts:
         home_file_system=find_file_system(home, read_text("/proc/self/mountinfo") or ""),
         inodes=inodes[0] if inodes else None,
         inodes_free=inodes[1] if inodes else None,
-        swap_bytes=_read_swap(),
+        swap_bytes=swap[0] if swap else None,
         shm_bytes=shm[0] if shm else None,
         shm_free_bytes=shm[1] if shm else None,
         clock_synchronised=read_synchronised(),
@@ -60,6 +62,7 @@ def read_system(home: Path) -> SystemFacts:
         max_open_files=read_limit(resource.RLIMIT_NOFILE),
         max_processes=read_limit(resource.RLIMIT_NPROC),
         max_address_bytes=read_limit(resource.RLIMIT_AS),
+        max_locked_bytes=read_limit(resource.RLIMIT_MEMLOCK),
     )
 
 
@@ -231,14 +234,6 @@ def read_may_sleep(root: Path = Path("/")) -> bool | None:
     # The link exists if a display manager is installed; a server has none and does not suspend.
     desktop = os.path.lexists(root / "etc/systemd/system/display-manager.service")
     return desktop and not masked
-
-
-def _read_swap() -> int | None:
-    for line in (read_text("/proc/meminfo") or "").splitlines():
-        if line.startswith("SwapTotal:"):
-            with contextlib.suppress(ValueError, IndexError):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 def _read_inodes(folder: Path) -> tuple[int, int] | None:

@@ -26,6 +26,7 @@ from typing import Any
 
 from agents.contract.requests.exports import MakeJob
 from agents.errors import ExpectedError
+from agents.limits import count_cpus
 from agents.node.files import LAYERS_PREFIX
 from agents.quantizers.formats.architecture_check import refuse_divided
 from agents.quantizers.formats.awq_by_gptqmodel import mended_awq
@@ -290,7 +291,8 @@ class Gptqmodel:
 def let_few_cores_work() -> None:
     """Let gptqmodel be imported on a PC with few cores, for which its thread pools are too small.
 
-    It gives each pool a share of `os.cpu_count()` and rejects a pool of one thread.
+    It gives each pool a share of `os.cpu_count()`, which ignores the limits of containers, and
+    rejects a pool of one thread.
     """
-    if (os.cpu_count() or 1) < _LEAST_CORES:
-        os.cpu_count = lambda: _LEAST_CORES
+    num_cores = max(_LEAST_CORES, count_cpus())
+    os.cpu_count = lambda: num_cores

@@ -25,6 +25,7 @@ from agents.contract.formats import EXPORTS
 from agents.contract.json_text import read_said
 from agents.errors import ExpectedError
 from agents.foreign_code import forbid
+from agents.limits import count_cpus
 from agents.program import command
 from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.formats.vocabulary import with_pieces
@@ -112,7 +113,7 @@ def find_quantizer(tools: Path, progress: JobProgress) -> Path:
     made = ["cmake", "-S", str(source), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release"]
     made += [f"-D{name}=OFF" for name in ("LLAMA_CURL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_SERVER")]
     made += ["-DLLAMA_BUILD_EXAMPLES=OFF", "-DBUILD_SHARED_LIBS=OFF"]
-    cores = str(len(os.sched_getaffinity(0)))
+    cores = str(count_cpus())
     tools.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         _call(made, "Preparing llama.cpp")

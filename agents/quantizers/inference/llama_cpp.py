@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from agents.errors import ExpectedError
+from agents.limits import count_cpus
 from agents.quantizers.inference.gguf_template import GgufTemplate
 
 NUM_WORDS = 1000
@@ -127,7 +128,7 @@ class LlamaCpp:
     ) -> None:
         # Its threads spin while they wait for each other: if one shares its core with another
         # program, a token takes a hundred times as long.
-        spare = max(1, len(os.sched_getaffinity(0)) - 1)
+        spare = max(1, count_cpus() - 1)
         self._server = open_server(
             path, context_tokens + _SPARE_TOKENS, on_gpu=on_gpu, num_threads=spare
         )

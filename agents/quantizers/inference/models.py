@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agents.foreign_code import forbid
+from agents.limits import read_available_bytes
 from agents.quantizers.job.heap import return_free_memory
+from agents.shared.models.used_files import list_weights
 from agents.trainer.kernels import compiling
-from agents.trainer.rank.host_memory import read_available_bytes
 
 ANSWER_TOKENS = 32
 _NUM_ANSWERS = 8
@@ -91,7 +92,7 @@ def name_transformers() -> str:
 
 def weigh(model: Path) -> int:
     """Return the size of a folder's weights, in bytes."""
-    return sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    return sum(path.stat().st_size for path in list_weights(model))
 
 
 def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:

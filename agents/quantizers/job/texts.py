@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agents.contract.requests.exports import TextSource
+from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError
 from agents.trainer.data.hub import find_data
 from agents.trainer.data.rows import RowReader
@@ -115,7 +116,8 @@ def _read(
     files = find_data(source.path, held_out_from=held_out_from)
     tally = Tally(name=files.name)
     objective = "" if of_any_objective else source.objective  # empty: the reader accepts any format
-    reader = RowReader(files, source.format, objective, tally)
+    data = DataSpec(train=source.path, format=source.format, columns=source.columns)
+    reader = RowReader(files, data, objective, tally)
     rows: list[tuple[int, ...]] = []
     for row in tokenize_rows(tokenizer, islice(reader, _MOST_READ), most_tokens):
         if isinstance(row, Skipped):

@@ -36,6 +36,7 @@ from agents.supervisor.election_process import close
 from agents.supervisor.election_process import keep as record_keep
 from agents.supervisor.launch import launch as launch_attempt
 from agents.supervisor.ownership import end_strays, keep_all_owned, keep_owned
+from agents.supervisor.proof import require_proved
 from agents.supervisor.stop import stop as stop_attempt
 from agents.supervisor.sweep import read_tagged
 
@@ -46,6 +47,7 @@ MAX_LIST_BYTES = MAX_LINE_BYTES - 4096
 @handles(LaunchAttempt)
 def launch(call: Call, request: LaunchAttempt) -> AttemptStatus:
     """Start this node's part of an attempt, once."""
+    require_proved(request.intent)
     return launch_attempt(call.home, request.intent)
 
 
@@ -84,7 +86,8 @@ def status(call: Call, request: ReadAttempt) -> AttemptStatus:
 def list_all(call: Call, request: ListAttempts) -> Attempts:
     """Return the attempts that this node knows, without the oldest if they exceed a response.
 
-    Only the newest attempt of each run carries its spec and all its ranks.
+    Only the newest attempt of each run carries its spec and all its ranks, and only that one and
+    those with processes their proof.
     """
     keep_all_owned(call.home)
     # Once for all attempts, since each scan reads the environment of every process.
@@ -99,7 +102,8 @@ def list_all(call: Call, request: ListAttempts) -> Attempts:
 
 
 def _shorten(status: AttemptStatus) -> AttemptStatus:
-    return replace(status, spec=None, all_ranks=())
+    is_over = status.state not in ("starting", "running", "stopping") and not status.num_processes
+    return replace(status, spec=None, all_ranks=(), proof=None if is_over else status.proof)
 
 
 def _fit(statuses: list[AttemptStatus]) -> tuple[AttemptStatus, ...]:

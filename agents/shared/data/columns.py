@@ -19,7 +19,7 @@ KNOWN_KEYS = frozenset(
 """Names of columns that are read."""
 TOOL_KEYS = frozenset({"tools", "functions"})
 """Names of columns with tool definitions; rows with any are skipped."""
-TURN_KEYS = frozenset({"role", "content", "from", "value", "weight"})
+TURN_KEYS = frozenset({"role", "content", "from", "value", "train_detail"})
 """Keys of a message that are read; others only reach the chat template."""
 CALL_KEYS = frozenset({"tool_calls", "function_call", "function_calls"})
 """Keys of a message that calls a tool; such rows are skipped."""

@@ -32,6 +32,7 @@ from agents.shared.data.meaning import (
     judge_verdict,
     says_no,
 )
+from agents.shared.data.rendered import find_control
 
 MAX_COLUMNS = 200
 """Maximum number of counted columns, since a foreign file may have new ones in each row."""
@@ -91,6 +92,9 @@ class RowMeanings:
         # A pair that its own scores contradict was likely swapped.
         if data_format == "preference":
             self._add_reversed(row, place)
+        control = next(filter(None, map(find_control, _texts_of(row, used))), "")
+        if control:
+            self._count("rendered", control, "note" if data_format == "text" else "warn", place)
         marker = next(filter(None, map(find_marker, _texts_of(row, used))), "")
         if marker:
             self._count("placeholder", marker, "warn", place)
@@ -131,10 +135,14 @@ class RowMeanings:
             if not isinstance(message, dict):
                 continue
             judged = [("skipped", key, _WARN) for key in _find_skipping(message)]
-            for key, part in message.items():
-                if key not in TURN_KEYS and key not in CALL_KEYS and not is_empty(part):
-                    kind, consequence = judge_key(str(key), part, is_answer=_answers(message))
-                    judged.append((kind, str(key), consequence))
+            judged += _judge_keys(message, is_answer=_answers(message))
+            content = message.get("content")
+            for inner in content if isinstance(content, list) else ():
+                if isinstance(inner, dict):
+                    found = _judge_keys(inner, is_answer=_answers(message))
+                    judged += [one for one in found if one[0] in ("weight", "masked")]
+            if message.get("train_detail"):
+                judged.append(("masked", "train_detail", _NOTE))
             for kind, key, consequence in judged:
                 if key in self._ignored:
                     kind, consequence = "ignored", _NOTE
@@ -256,12 +264,20 @@ def _find_skipping(message: dict[str, Any]) -> Iterator[str]:
     for key in CALL_KEYS & message.keys():
         if not is_empty(message[key]):
             yield key
-    if message.get("weight") not in (None, 1) and _answers(message):
-        yield "weight"
     content = message.get("content")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and not isinstance(part.get("text"), str):
             yield f"content[].{str(part.get('type', 'part'))[:40]}"
+
+
+def _judge_keys(message: dict[str, Any], *, is_answer: bool) -> list[tuple[str, str, Consequence]]:
+    """Return kind, name and consequence of each unread key of a message, or of one of its parts."""
+    found = []
+    for key, part in message.items():
+        if key not in TURN_KEYS and key not in CALL_KEYS and not is_empty(part):
+            kind, consequence = judge_key(str(key), part, is_answer=is_answer)
+            found.append((kind, str(key), consequence))
+    return found
 
 
 def _answers(message: dict[str, Any]) -> bool:
@@ -335,6 +351,10 @@ would be learned as good ones"
             f"{share} of the tokens ({count} of {total}) are behind sequence_tokens and are "
             f"cut{worst}"
         )
+    if found.kind == "documents":
+        unit = {"file": "a whole text file", "blank-line": "a paragraph", "line": "a line"}
+        each = unit.get(found.column, "a text")
+        return f"{count} documents, each of them {each} (data.documents)"
     kind = KIND.get(found.kind, KIND["unknown"])
     first = ""
     if found.row is not None and found.consequence != "note":

@@ -83,6 +83,7 @@ KINDS = (
                _words("tool tools function functions apis"), refused_in=_ASKED, otherwise="note"),
     ColumnKind("weight", "asks to learn these rows less, or in part, which is not possible", _OUT,
                _words(_WEIGHT), refused_in=(*_ASKED, "text")),
+    ColumnKind("masked", "marks messages or parts that are not learned", ""),
     ColumnKind("context", "holds what the question is about, which would be left out",
                f"Rename it to 'input', or write it into the question, {_KEEP}",
                _words(_CONTEXT), refused_in=("alpaca", "preference"), otherwise="note"),
@@ -114,6 +115,9 @@ KINDS = (
     ColumnKind("template", "is left out, because the model's chat template has no place for it",
                "Write it into the message's content if it should be learned"),
     ColumnKind("cut", "", "Raise sequence_tokens, or divide long rows into shorter ones"),
+    ColumnKind("documents", "", ""),
+    ColumnKind("rendered", "stands in the texts, which a chat template has written already",
+               "Set data.rendered: yes to learn the texts as written, with their answers alone"),
     ColumnKind("ignored", "is left out, as data.ignore_columns asks", ""),
     ColumnKind("unknown", "is not used", "", otherwise="note"),
 )
@@ -165,6 +169,7 @@ _OPPOSITE = _words(
 )
 """Words of names for which `true` is a verdict against the answer."""
 _FLAGS = _words("true false yes no on off none 0 1 0.0 1.0")
+_FLAG_WEIGHTS = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0, "none": 0}
 _SKIPPING = _words("mask masks masked ignore skip exclude no not")
 """Words of names for which `true` excludes a message from learning."""
 _WEIGHTS = _words("weight weights mask masks masked")
@@ -447,6 +452,9 @@ def judge_key(key: str, value: Any, *, is_answer: bool) -> tuple[str, Consequenc
         return "media", media
     kind = find_kind(key).kind
     if kind == "weight" and is_weighted(key, value):
+        mark = read_mark(key, value)
+        if mark == 0:
+            return "masked", "note"
         return "weight", "refuse" if is_answer else "note"
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind in ("verdict", "score"):
@@ -534,6 +542,25 @@ def is_weighted(name: str, value: Any) -> bool:
     if words & _SKIPPING and "loss" not in words:
         return text not in ("false", "0", "0.0", "no", "none")
     return text not in ("true", "1", "1.0", "yes")
+
+
+def read_mark(name: str, value: Any) -> float | None:
+    """Return the weight that a key of a message or a part asks for; None: it asks for none.
+
+    >>> read_mark("train", False), read_mark("weight", "0"), read_mark("masked", True)
+    (0.0, 0.0, 0.0)
+    >>> read_mark("loss_weight", 0.5), read_mark("train", "yes"), read_mark("loss", 1.7)
+    (0.5, 1.0, None)
+    """
+    is_mark = find_kind(name).kind == "weight" and shape_of(value) in ("flag", "number")
+    text = str(value).strip().lower()
+    words = set(split_name(name))
+    is_measured = "loss" in words and not words & _WEIGHTS and text not in _FLAGS
+    if not is_mark or is_measured or text == "nan":
+        return None
+    weight = float(_FLAG_WEIGHTS.get(text, text))
+    is_turned = bool(words & _SKIPPING) and "loss" not in words
+    return 1 - weight if is_turned else weight
 
 
 def find_marker(text: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agents.contract.model_files import INDEX, WEIGHTS
 from agents.shared.models.config_findings import find_config_problems, quantization_of, text_of
 from agents.shared.models.findings import (
     FILE_AGAIN,
@@ -23,10 +24,8 @@ from agents.shared.models.findings import (
     show,
 )
 from agents.shared.models.model_files import (
-    INDEX,
     TEMPLATES,
     TOKENIZER_SOURCES,
-    WEIGHTS,
     ModelFiles,
     Parts,
     read_model_files,

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from agents.contract.model_files import MAX_INDEX_BYTES, find_weights, is_plain
 from agents.shared.files.folder_files import open_regular
 from agents.shared.models.config import MOST_BYTES, parse_config
 from agents.shared.models.findings import printable, show
@@ -21,9 +22,6 @@ from agents.shared.models.safetensors_header import MAX_TENSORS, TensorInfo, rea
 Parts = Literal["all", "tokenizer", "present", "config"]
 """Parts to inspect: `all`; `tokenizer`: with config; `present`: config and other present files;
 `config`: alone."""
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAX_INDEX_BYTES = 64 << 20
-"""Maximum size of the list of shards, in bytes; that of a model of 90,000 tensors has 9 MB."""
 MAX_TOKENIZER_BYTES = 256 << 20
 """Maximum size of tokenizer.json, in bytes; for a vocabulary of 262,000 tokens it has 33 MB."""
 MAX_JSON_BYTES = 64 << 20
@@ -85,13 +83,6 @@ def read_model_files(folder: Path, *, parts: Parts, whole: bool) -> ModelFiles:
     return files
 
 
-def _is_plain(name: Any, endings: tuple[str, ...]) -> bool:
-    """Return whether a value is the name of a file in the folder itself."""
-    if not isinstance(name, str) or not name.endswith(endings) or len(name) > 255:
-        return False
-    return not name.startswith(".") and not {"/", "\\", "\0", ":"} & set(name)
-
-
 def _list_names(folder: Path) -> frozenset[str]:
     try:
         return frozenset(p.name for p in folder.iterdir() if not p.name.startswith("."))
@@ -151,10 +142,7 @@ def _parse_object(data: bytes) -> dict[str, Any]:
 
 def _read_weights(folder: Path, files: ModelFiles) -> None:
     named = files.config("config.json").get("transformers_weights")
-    files.weights = next((name for name in (WEIGHTS, INDEX) if name in files.names), "")
-    if named is not None:
-        is_own = _is_plain(named, (".safetensors", ".safetensors.index.json"))
-        files.weights = str(named) if is_own else None
+    files.weights = find_weights(files.names, named)
     shards = [files.weights] if files.weights else []
     if files.weights and files.weights.endswith(".json"):
         _read_object(folder, files.weights, files, MAX_INDEX_BYTES, _parse_index)
@@ -178,7 +166,7 @@ def _parse_index(data: bytes) -> dict[str, Any]:
         raise ValueError(f"names {len(places):,} tensors, and at most {MAX_TENSORS:,} are allowed")
     for tensor, name in places.items():
         # A path with folders could name any file of the PC.
-        if not _is_plain(name, (".safetensors",)):
+        if not is_plain(name, (".safetensors",)):
             raise ValueError(
                 f"puts {printable(tensor)} into {show(name)}, which is not a file of the folder"
             )

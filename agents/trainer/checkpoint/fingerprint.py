@@ -18,25 +18,28 @@ from agents.contract.wire import to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.file_hashes import hash_cached
 from agents.shared.files.folder_files import list_own
+from agents.shared.models.used_files import list_used
 
 _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 # Files that change without the model; a manifest belongs to a bundle or a checkpoint.
 _NOT_THE_MODEL = ("README", "LICENSE", MANIFEST_FILE, "generation_config.json")
 
 
-def hash_model(folder: Path, memory: Path | None) -> str:
+def hash_model(folder: Path, memory: Path | None, *, copies: bool = False) -> str:
     """Return the sha256 over names and hashes of the model's files.
 
     Args:
         folder: folder of the model.
         memory: folder that caches hashes of files; None for no cache.
+        copies: True to count copies of the weights, too, as versions up to 0.2.0 did.
 
     Raises:
         ExpectedError: a file cannot be read, or config.json is missing.
     """
     # Only the folder itself, since Transformers loads nothing from its subfolders.
     try:
-        names = [path.name for path in list_own(folder, _is_of_model)]
+        found = list_own(folder, _is_of_model) if copies else list_used(folder)
+        names = [path.name for path in found if _is_of_model(path.name)]
     except OSError as error:
         raise explain_os_error(error, f"looking through {folder}") from error
     if "config.json" not in names:
@@ -49,6 +52,19 @@ def hash_model(folder: Path, memory: Path | None) -> str:
         hashes = list(pool.map(lambda name: hash_cached(folder / name, memory), names))
     lines = [f"{name} {sha256}\n" for name, sha256 in zip(names, hashes, strict=True)]
     return hashlib.sha256("".join(lines).encode("utf-8")).hexdigest()
+
+
+def hash_like(folder: Path, memory: Path | None, found: str, saved: str) -> str:
+    """Return the hash that an earlier version saved if it is of this model, else `found`.
+
+    Args:
+        folder: folder of the model.
+        memory: folder that caches hashes of files; None for no cache.
+        found: hash of the model now.
+        saved: hash in a checkpoint.
+    """
+    is_same = found == saved or hash_model(folder, memory, copies=True) == saved
+    return saved if is_same else found
 
 
 def _is_of_model(name: str) -> bool:
@@ -65,8 +81,9 @@ def fixed_part(spec: RunSpec) -> dict[str, Any]:
             continue
         section, _, name = key.name.rpartition(".")
         (plain.setdefault(section, {}) if section else plain)[name] = to_wire(value)
-    if columns := plain["data"].get("ignore_columns"):
-        plain["data"]["ignore_columns"] = sorted(columns)  # their order has no effect
+    for name in ("ignore_columns", "columns"):
+        if columns := plain["data"].get(name):
+            plain["data"][name] = sorted(columns)  # their order has no effect
     return plain
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.objectives import OBJECTIVES
-from agents.contract.spec import RunSpec
+from agents.contract.spec import LongText, RunSpec
 from agents.errors import explain_os_error
 from agents.state import take_lock
 from agents.trainer.data.conversations import ConversationRow
@@ -48,7 +48,7 @@ _SOURCES = (
     "tally",
     "tokens",
 )
-_SHARED_SOURCES = ("columns", "files", "findings", "meaning")
+_SHARED_SOURCES = ("columns", "files", "findings", "meaning", "rendered", "reshape")
 
 
 def load_examples(
@@ -105,6 +105,8 @@ def make_key(
         "words": [tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token],
         "settings": [spec.data.format, spec.objective, spec.sequence_tokens, spec.packing],
         "ignored": sorted(spec.data.ignore_columns),
+        "columns": sorted(spec.data.columns),
+        "texts": [spec.data.documents, spec.data.long_text, spec.data.rendered],
         "rules": rules,
         "code": hashlib.sha256(b"\0".join(sources)).hexdigest(),
         "versions": [version("tokenizers"), version("transformers")],
@@ -141,17 +143,14 @@ def _write(
     for folder in (entry, unfinished):  # left by a killed process or a damaged disk
         shutil.rmtree(folder, ignore_errors=True)
     tally = Tally(name=files.name)
-    reader = RowReader(
-        files,
-        spec.data.format,
-        spec.objective,
-        tally,
-        ignored=spec.data.ignore_columns,
-        enforce=rules > 1,
-    )
+    # Started runs continue with the rows that their rules found good enough.
+    enforce = rules == TEXT_RULES
+    reader = RowReader(files, spec.data, spec.objective, tally, rules=rules, enforce=enforce)
     # Rows stream from the files to the arrays, so memory does not grow with the data.
     reporting = _reporting(reader, tally, report)
-    rows = tokenize_kept(reporting, reader, tally, tokenizer, spec.sequence_tokens, rules)
+    length = spec.sequence_tokens
+    long_text = spec.data.long_text
+    rows = tokenize_kept(reporting, reader, tally, tokenizer, length, rules, long_text)
     capacity = spec.sequence_tokens if spec.packing else None
     try:
         sizes = write_examples(unfinished, rows, capacity=capacity)
@@ -184,9 +183,10 @@ def tokenize_kept(
     tokenizer: Any,
     max_tokens: int,
     rules: int = TEXT_RULES,
+    long_text: LongText = "split",
 ) -> Iterator[Tokenized]:
     """Yield the tokenized rows; count skipped and truncated ones in the reader's tally."""
-    for row in tokenize_rows(tokenizer, rows, max_tokens, rules):
+    for row in tokenize_rows(tokenizer, rows, max_tokens, rules, long_text):
         if isinstance(row, Skipped):
             reader.skip(row)
             if row.num_tokens:

@@ -10,15 +10,21 @@ unsupported feature (tool calls, weighted answers) is skipped with a reason.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
+from agents.contract.spec import Rendered
 from agents.shared.data import columns
+from agents.shared.data.meaning import read_mark
+from agents.shared.data.rendered import ends_with_answer_begin, find_answers
+from agents.shared.data.reshape import find_turns
 
 ROLES = ("system", "user", "assistant", "tool")
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
-_ROLE_NAMES |= {"function": "tool", "observation": "tool"}
+_ROLE_NAMES |= {"function": "tool", "observation": "tool", "developer": "system"}
+_MIN_SHARED_WORDS = 2
+"""Minimum number of words that two answers share for them to be a prompt."""
 _NOTHING = ("", "[]", "{}", "null")
 
 
@@ -32,6 +38,8 @@ class ConversationTurn:
     content: str
     extra: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """Other texts of the message for the chat template, such as `reasoning_content`."""
+    masked: tuple[range, ...] = field(default=(), compare=False)
+    """Characters of `content` that are not learned, as the data marks them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,17 +56,30 @@ class ConversationRow:
     """Number of leading turns that both conversations of a pair share; they are not learned."""
     label: float | None = None
     """Label of the row in the data; None without labels."""
+    learned: tuple[range, ...] = ()
+    """Characters of `text` to learn, if the data has rendered it already; empty: all."""
+    rejected_text: str = ""
+    """Rejected text of a rendered pair, which begins as `text` does up to the answer."""
 
     @property
     def num_chars(self) -> int:
         """Number of characters of all its texts."""
         turns = (*self.turns, *self.rejected)
         extra = sum(len(text) for turn in turns for _, text in turn.extra)
-        return len(self.text) + sum(len(turn.content) for turn in turns) + extra
+        texts = len(self.text) + len(self.rejected_text)
+        return texts + sum(len(turn.content) for turn in turns) + extra
 
 
-def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str:
+def read_row(
+    number: int, value: Any, data_format: str, rendered: Rendered = "no"
+) -> ConversationRow | str:
     """Return the parsed row, or the reason why it is empty.
+
+    Args:
+        number: number of the row.
+        value: its columns.
+        data_format: format of the rows.
+        rendered: whether a chat template has written the texts, as `data.rendered` says.
 
     Raises:
         ValueError: the row does not match the format.
@@ -66,15 +87,91 @@ def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str
     keys = columns.keys_of(value)
     if data_format == "text":
         text = _text(value, "text", keys)
-        return ConversationRow(number=number, text=text) if text.strip() else "the text is empty"
+        learned = find_answers(text) if rendered == "yes" else ()
+        row = ConversationRow(number=number, text=text, learned=learned)
+        return row if text.strip() else "the text is empty"
     for key in sorted(keys & columns.TOOL_KEYS):
         if _holds(value[key]):
             raise _Unsupported(f"'{key}' offers tools, which is not trained")
+    if rendered != "no" and data_format in ("preference", "alpaca"):
+        found = _read_rendered(number, value, keys, is_certain=rendered == "yes")
+        if found is not None:
+            return found
     if data_format == "preference":
         return _read_pair(number, value, keys)
     if data_format == "chat":
         return _read_chat(number, value, keys)
     return _read_instruction(number, value, keys)
+
+
+def _read_rendered(
+    number: int, value: dict[str, Any], keys: set[str], *, is_certain: bool
+) -> ConversationRow | str | None:
+    """Return a row whose texts are taken as written; None: its texts are not rendered."""
+    asked = columns.first_of(keys, columns.QUESTION_KEYS)
+    answered = columns.first_of(keys, columns.ANSWER_KEYS)
+    is_pair = "chosen" in keys and "rejected" in keys
+    names = ["chosen", "rejected"] if is_pair else [answered] if answered else []
+    prompt = value.get(asked) if asked else ""
+    texts = [text for name in names if isinstance(text := value[name], str)]
+    if not isinstance(prompt, str) or not texts or len(texts) != len(names):
+        return None
+    if asked is None and is_pair:  # TRL's implicit prompt: the common beginning of both
+        prompt = _find_common(*texts)
+        if len(prompt.split()) < _MIN_SHARED_WORDS:
+            return None
+        texts = [text[len(prompt) :] for text in texts]
+    elif not (is_certain or ends_with_answer_begin(prompt)):
+        return None
+    if is_pair and texts[0] == texts[1]:
+        return "'chosen' and 'rejected' are the same"
+    if not all(text.strip() for text in texts):
+        return f"'{names[0] if not texts[0].strip() else names[1]}' is empty"
+    wholes = [_check_text(prompt + text, name) for name, text in zip(names, texts, strict=True)]
+    return ConversationRow(
+        number=number,
+        text=wholes[0],
+        learned=(range(len(prompt), len(wholes[0])),),
+        rejected_text=wholes[1] if is_pair else "",
+    )
+
+
+def _find_common(one: str, other: str) -> str:
+    """Return the common beginning of two texts, without a space at its end."""
+    num_same = sum(
+        1 for _ in takewhile(lambda two: two[0] == two[1], zip(one, other, strict=False))
+    )
+    # A space belongs to the word behind it; the line end of a template's header does not.
+    return one[: num_same - one[:num_same].endswith(" ")]
+
+
+def read_row_by_older_rules(number: int, value: Any, data_format: str) -> ConversationRow | str:
+    """Return the row as before version 3 of `tokens.TEXT_RULES`, for runs that began with those.
+
+    Answers with a weight, the role `developer` and parts that are no `text` were not read, and
+    marks of messages were ignored. Raises the errors of `read_row`.
+    """
+    for part in value.values() if isinstance(value, dict) else ():
+        for place, message in enumerate(find_turns(part) or (), start=1):
+            if not isinstance(message, dict):
+                continue
+            role, content = _get_either(message, "role", "from"), message.get("content")
+            is_answer = _ROLE_NAMES.get(str(role).lower(), role) == "assistant"
+            if str(role).lower() == "developer":
+                raise ValueError(f"message {place} has the role 'developer'")
+            if is_answer and (weight := message.get("weight")) not in (None, 1):
+                raise _Unsupported(f"message {place} has the weight {weight!r:.40}")
+            if isinstance(content, list) and any(
+                isinstance(one, dict) and not isinstance(one.get("text"), str) for one in content
+            ):
+                raise ValueError(f"message {place} has a part without text")
+    row = read_row(number, value, data_format)
+    if isinstance(row, str):
+        return row
+    turns, rejected = (
+        tuple(replace(turn, masked=()) for turn in side) for side in (row.turns, row.rejected)
+    )
+    return replace(row, turns=turns, rejected=rejected)
 
 
 def _holds(value: Any) -> bool:
@@ -167,7 +264,13 @@ def _read_chat(number: int, value: dict[str, Any], keys: set[str]) -> Conversati
 
 
 def _has_answer(turns: tuple[ConversationTurn, ...]) -> bool:
-    return any(turn.role == "assistant" and turn.content.strip() for turn in turns)
+    return any(
+        turn.role == "assistant" and turn.content.strip() and not _is_masked(turn) for turn in turns
+    )
+
+
+def _is_masked(turn: ConversationTurn) -> bool:
+    return any(len(part) == len(turn.content) for part in turn.masked)
 
 
 def _read_turns(messages: Any, key: str) -> tuple[ConversationTurn, ...]:
@@ -284,17 +387,52 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
     # Tables give every message all columns, so an empty call is no call.
     if any(_holds(message.get(key)) for key in columns.CALL_KEYS):
         raise _Unsupported(f"message {place} calls a tool, which is not trained")
-    weight = message.get("weight")
-    if role == "assistant" and weight not in (None, 1):  # other roles are not learned anyway
-        raise _Unsupported(f"message {place} has the weight {weight!r:.40}; only 1 is trained")
+    masked: list[range] = []
     if isinstance(content, list):
-        content = _join_parts(place, content)
+        content, masked = _join_parts(place, content)
     if not isinstance(content, str):
         raise ValueError(f"message {place} has no text: 'content' is {columns.name_kind(content)}")
+    if role == "assistant":  # other roles are not learned anyway
+        masked = _find_masked(place, message, content, masked)
     extra = _find_extra(place, message) if message.keys() - columns.TURN_KEYS else ()
     return ConversationTurn(
-        role=role, content=_check_text(content, f"message {place}"), extra=extra
+        role=role,
+        content=_check_text(content, f"message {place}"),
+        extra=extra,
+        masked=tuple(masked),
     )
+
+
+def _find_masked(
+    place: int, message: dict[str, Any], content: str, masked: list[range]
+) -> list[range]:
+    """Return the characters that the message, its parts or its offsets exclude from learning."""
+    if _weigh(place, message) == 0:
+        return [range(len(content))]
+    # Axolotl's offsets include the last character.
+    for detail in message.get("train_detail") or ():
+        try:
+            first, last = int(detail["begin_offset"]), int(detail["end_offset"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"message {place} has a 'train_detail' without offsets") from error
+        if _weigh(place, detail) == 0:
+            masked.append(range(max(0, first), min(len(content), last + 1)))
+    return masked
+
+
+def _weigh(place: int, marked: dict[str, Any]) -> float:
+    """Return the smallest weight that the keys of a message or a part ask for: 0 or 1."""
+    weights = [1.0]
+    for key, value in marked.items():
+        if isinstance(key, str) and key not in columns.TURN_KEYS:
+            mark = read_mark(key, value)
+            if mark is None and key == "weight" and _holds(value):
+                raise _Unsupported(f"message {place} has the weight {value!r:.40}")
+            weights += [] if mark is None else [mark]
+    weight = min(weights)
+    if weight not in (0, 1):
+        raise _Unsupported(f"message {place} has the weight {weight:g}; only 0 and 1 are trained")
+    return weight
 
 
 def _find_extra(place: int, message: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -312,12 +450,19 @@ def _get_either(message: dict[str, Any], name: str, other: str) -> Any:
     return message.get(other) if value is None else value
 
 
-def _join_parts(place: int, parts: list[Any]) -> str:
-    texts = []
+def _join_parts(place: int, parts: list[Any]) -> tuple[str, list[range]]:
+    """Return the text of the parts of a message, and its characters that are not learned."""
+    text, masked = "", []
     for part in parts:
-        text = part.get("text") if isinstance(part, dict) else part
-        if not isinstance(text, str):
-            raise ValueError(f"message {place} has a part without text; only text is trained")
-        texts.append(text)
-    # OpenAI's format: the parts of a content are one text.
-    return "".join(texts)
+        said = _get_either(part, "text", "value") if isinstance(part, dict) else part
+        if not isinstance(said, str):
+            kind = part.get("type") if isinstance(part, dict) else None
+            named = f" ({columns.quote(str(kind))})" if kind else ""
+            raise ValueError(
+                f"message {place} has a part without text{named}; only text is trained"
+            )
+        if isinstance(part, dict) and _weigh(place, part) == 0:
+            masked.append(range(len(text), len(text) + len(said)))
+        # OpenAI's format: the parts of a content are one text.
+        text += said
+    return text, masked

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agents.contract.spec import Documents
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, find_rows_inside
 from agents.shared.data.files import (
@@ -32,6 +33,7 @@ from agents.shared.data.files import (
     find_line_end,
     read_lines,
 )
+from agents.shared.data.reshape import unfold
 from agents.trainer.data.parquet_reader import UnreadColumn, read_parquet
 
 Raw = tuple[int, Any]
@@ -53,6 +55,12 @@ class FileReading:
     """Bytes read from disk so far; some count twice."""
     unread: list[UnreadColumn] = field(default_factory=list)
     """Columns whose values are not read."""
+    documents: Documents = "file"
+    """Unit of a text file that is one row."""
+    num_documents: int = 0
+    """Number of documents of text files read so far."""
+    unfolds_each: bool = False
+    """True if every object around a list of rows is unfolded, as by rules before version 3."""
 
 
 def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
@@ -76,9 +84,11 @@ def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
             if kind == "jsonl":
                 yield from _read_json_lines(read_lines(path, file, ends))
             elif kind == "json":
-                yield from _unfold(_read_json(path, file))
+                yield from _read_json(path, file, reading)
             elif kind == "text":
-                yield from _read_text(read_lines(path, file, ends))
+                for row in _read_text(read_lines(path, file, ends), reading.documents):
+                    reading.num_documents += row[1] is not None
+                    yield row
         if kind == "csv":
             yield from _read_csv(path, reading)
 
@@ -117,13 +127,33 @@ def _explaining_errors(path: Path) -> Iterator[None]:
         raise explain_os_error(error, f"reading {path}") from error
 
 
-def _read_text(lines: Iterator[str | None]) -> Iterator[Raw]:
+def _read_text(lines: Iterator[str | None], documents: Documents) -> Iterator[Raw]:
+    """Yield each document with the number of its first line."""
+    kept: list[str] = []
+    num_chars = 0
     for number, line in enumerate(lines, start=1):
         if line is None:
             yield number, ValueError(LONG_LINE)
             continue
+        if documents == "line":
+            text = line.rstrip("\r\n")
+            yield number, {"text": text} if text.strip() else None
+            continue
         text = line.rstrip("\r\n")
-        yield number, {"text": text} if text.strip() else None
+        ends = documents == "blank-line" and not text.strip()
+        # A huge file is several documents, since one is held in memory.
+        if kept and (ends or num_chars + len(text) > _MAX_CHARS):
+            yield number - len(kept), _join_lines(kept)
+            kept, num_chars = [], 0
+        if kept or text.strip():
+            kept.append(text)
+            num_chars += len(text)
+    if kept:
+        yield number - len(kept) + 1, _join_lines(kept)
+
+
+def _join_lines(lines: list[str]) -> dict[str, str]:
+    return {"text": "\n".join(lines).rstrip("\n")}
 
 
 def _read_json_lines(lines: Iterator[str | None]) -> Iterator[Raw]:
@@ -142,7 +172,7 @@ def _parse(text: str) -> Any:
         return ValueError(f"not valid JSON: {explain_bad_json(error)}")
 
 
-def _read_json(path: Path, file: io.TextIOWrapper) -> Iterator[Raw]:
+def _read_json(path: Path, file: io.TextIOWrapper, reading: FileReading) -> Iterator[Raw]:
     line = "\n"
     while line and not line.strip():
         line = file.readline(_BLOCK_CHARS)
@@ -151,12 +181,18 @@ def _read_json(path: Path, file: io.TextIOWrapper) -> Iterator[Raw]:
         file.seek(0)
         if file.read(1) != "\ufeff":
             file.seek(0)
-        yield from _read_json_lines(read_lines(path, file, "\n"))
+        rows = _read_json_lines(read_lines(path, file, "\n"))
+        yield from _unfold_each(rows) if reading.unfolds_each else unfold(rows)
     elif line:
-        yield from _read_json_values(path, line, file)
+        rows, is_list = _read_json_values(path, line, file), line.lstrip().startswith("[")
+        if reading.unfolds_each:
+            rows = _unfold_each(rows)
+        elif not is_list:
+            rows = unfold(rows)
+        yield from rows
 
 
-def _unfold(rows: Iterator[Raw]) -> Iterator[Raw]:
+def _unfold_each(rows: Iterator[Raw]) -> Iterator[Raw]:
     """Yield the rows inside objects such as {"version": 1, "data": [{...}, {...}]}."""
     num_inside = 0
     for number, value in rows:

@@ -21,7 +21,8 @@ from agents.shared.data.files import KINDS
 from agents.shared.models.config_findings import quantization_of
 from agents.shared.models.fit import find_refusals
 from agents.shared.models.folder import ModelFolder, inspect_model
-from agents.trainer.data.hub_words import HUB, MODEL_FILES, TOKENIZER_FILES, explain_download
+from agents.trainer.data.hub_fetch import fetch_model
+from agents.trainer.data.hub_words import HUB, NO_TOKENIZER_FILES, TOKENIZER_FILES, explain_download
 from agents.trainer.data.rows import DataFiles, find_files, list_files, require_one_kind
 from agents.trainer.data.splits import HELD_OUT, choose_split
 
@@ -43,7 +44,7 @@ def find_model(path: str, spec: RunSpec | None = None) -> Path:
         ExpectedError: the path is neither a folder nor a model on the hub, or the model cannot be
             loaded.
     """
-    folder = _find_folder(path, MODEL_FILES)
+    folder = _find_folder(path)
     found = inspect_model(folder)
     if spec is None and quantization_of(found.config):  # it cannot be trained, but it can generate
         usable = tuple(finding for finding in found.findings if finding.kind != "quantized")
@@ -66,7 +67,7 @@ def refuse_unusable(name: str, model: ModelFolder, spec: RunSpec | None = None) 
 
 def find_tokenizer(path: str) -> Path:
     """Return a folder with the model's tokenizer; like `find_model`, without the weights."""
-    folder = _find_folder(path, TOKENIZER_FILES)
+    folder = _find_folder(path, tokenizer=True)
     found = inspect_model(folder, parts="tokenizer")
     # Its data can be shown even if no run can train the model.
     broken = tuple(finding for finding in found.findings if finding.kind == "tokenizer")
@@ -74,7 +75,7 @@ def find_tokenizer(path: str) -> Path:
     return folder
 
 
-def _find_folder(path: str, patterns: list[str]) -> Path:
+def _find_folder(path: str, *, tokenizer: bool = False) -> Path:
     folder = Path(path)
     if folder.is_dir():
         # Code in a model's folder must never run.
@@ -83,10 +84,13 @@ def _find_folder(path: str, patterns: list[str]) -> Path:
     # Not a hub id, so the hub is not asked.
     if folder.is_absolute() or path.count("/") > 1:
         raise ExpectedError(f"{path} does not exist.", "Check the model of the run file")
+    if not tokenizer:
+        return fetch_model(path)
     from huggingface_hub import snapshot_download
 
+    only = {"allow_patterns": TOKENIZER_FILES, "ignore_patterns": NO_TOKENIZER_FILES}
     try:
-        return Path(snapshot_download(path, allow_patterns=patterns))
+        return Path(snapshot_download(path, **only))
     except Exception as error:
         raise explain_download(path, "folder", f"{HUB}/{path}", error) from error
 

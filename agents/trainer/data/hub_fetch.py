@@ -7,14 +7,17 @@ One PC downloads for all nodes of a run, in its training environment. Prints JSO
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from agents.contract.hub import hub_cache
+from agents.contract.hub import find_snapshot, hub_cache
+from agents.contract.model_files import choose_files
 from agents.contract.requests.hub import FetchSnapshot
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError
@@ -25,52 +28,79 @@ LOOK_S = 1.0
 _HUB_TIMEOUT_S = 10.0
 
 
-def fetch_model(model: str, report: Callable[[str], None]) -> None:
-    """Download the files of a model that training needs; cached ones are not requested.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wanted:
+    """Files of a model on the hub that training uses."""
+
+    revision: str
+    blobs: dict[str, tuple[str | None, int]]
+    """Name in the hub's cache, and size in bytes, by name of the file."""
+
+    def lacking_bytes(self, blobs: Path) -> int:
+        """Return how many of their bytes a cache lacks."""
+        return sum(
+            size for blob, size in self.blobs.values() if not (blob and (blobs / blob).is_file())
+        )
+
+
+def fetch_model(model: str, report: Callable[[str], None] = lambda text: None) -> Path:
+    """Return the folder of a model; download the files that training needs and the cache lacks.
+
+    Of several copies of the weights only one is downloaded.
 
     Args:
-        model: hub id.
+        model: hub id, or a folder.
         report: called with a sentence when the percentage has changed.
 
     Raises:
         ExpectedError: the hub does not answer or refuses, or the disk is full.
     """
-    if Path(model).is_dir():  # a run would use it, too
-        return
+    if Path(model).is_dir():
+        return Path(model)
     from huggingface_hub import snapshot_download
 
     blobs = hub_cache(os.environ) / f"models--{model.replace('/', '--')}" / "blobs"
     try:
-        lacking_bytes = _weigh(model, blobs)
+        wanted = _list_wanted(model)
     except Exception as error:
         # A node without a network may still have it in the cache.
         with contextlib.suppress(Exception):
-            snapshot_download(model, allow_patterns=MODEL_FILES, local_files_only=True)
-            return
+            return Path(snapshot_download(model, allow_patterns=MODEL_FILES, local_files_only=True))
         raise explain_download(model, "folder", f"{HUB}/{model}", error) from error
+    kept = find_snapshot(model, os.environ)
+    is_newest = kept is not None and kept.name == wanted.revision
+    if kept is not None and is_newest and all((kept / name).is_file() for name in wanted.blobs):
+        return kept
+    lacking_bytes = wanted.lacking_bytes(blobs)
     _require_room(model, blobs, lacking_bytes)
+    # The hub's tools read names as patterns.
+    patterns = [glob.escape(name) for name in wanted.blobs]
     try:
         with _watched(model, blobs, lacking_bytes, report):
-            snapshot_download(model, allow_patterns=MODEL_FILES)
+            return Path(snapshot_download(model, allow_patterns=patterns))
     except Exception as error:
         raise explain_download(model, "folder", f"{HUB}/{model}", error) from error
 
 
-def _weigh(model: str, blobs: Path) -> int:
-    """Ask the hub for the list of files; return how many of their bytes the cache lacks."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.utils import filter_repo_objects
+def _list_wanted(model: str) -> _Wanted:
+    """Ask the hub for the list of files; return those that training uses."""
+    from huggingface_hub import HfApi, hf_hub_download
 
     info = HfApi().model_info(model, files_metadata=True, timeout=_HUB_TIMEOUT_S)
     files = {file.rfilename: file for file in info.siblings or ()}
-    lacking = 0
-    for name in filter_repo_objects(files, allow_patterns=MODEL_FILES):
-        file = files[name]
-        # Names of blobs in the hub's cache: the hash of large files, else git's id.
-        blob = file.lfs.sha256 if file.lfs else file.blob_id
-        if not (blob and (blobs / blob).is_file()):
-            lacking += file.size or 0
-    return lacking
+
+    def read(name: str) -> bytes:
+        return Path(hf_hub_download(model, name, revision=info.sha)).read_bytes()
+
+    found = {name: files[name] for name in sorted(choose_files(files, read).names)}
+    return _Wanted(
+        revision=info.sha or "",
+        # Blobs in the hub's cache are named by the hash of large files, else by git's id.
+        blobs={
+            name: (file.lfs.sha256 if file.lfs else file.blob_id, file.size or 0)
+            for name, file in found.items()
+        },
+    )
 
 
 def _require_room(model: str, blobs: Path, lacking_bytes: int) -> None:

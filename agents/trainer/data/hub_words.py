@@ -9,8 +9,10 @@ from agents.errors import ExpectedError
 
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 """Files of a tokenizer, as patterns of the hub's tools."""
+NO_TOKENIZER_FILES = ["*/*", "*.index.json"]
+"""Files of other formats and lists of weights, which match those patterns."""
 MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
-"""Files of a model that training needs, as patterns of the hub's tools."""
+"""Files of a model, copies of its weights included, as patterns of the hub's tools."""
 HUB = "https://huggingface.co"
 _GIVE_TOKEN = "give the node your token: rackless nodes token --give, or the window's settings"
 

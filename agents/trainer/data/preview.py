@@ -103,12 +103,19 @@ def describe_first(
         ExpectedError: the data cannot be read, or all of its first rows are unusable.
     """
     tally = Tally(name=files.name)
-    reader = RowReader(
-        files, spec.data.format, spec.objective, tally, ignored=spec.data.ignore_columns
-    )
+    reader = RowReader(files, spec.data, spec.objective, tally)
     rows = iter(reader)
     first = list(_take(rows, _NUM_READ))
-    kept = list(tokenize_kept(iter(first), reader, tally, tokenizer, spec.sequence_tokens))
+    kept = list(
+        tokenize_kept(
+            iter(first),
+            reader,
+            tally,
+            tokenizer,
+            spec.sequence_tokens,
+            long_text=spec.data.long_text,
+        )
+    )
     # The limit of malformed rows is a fraction of all rows: it cannot be checked on the first ones.
     if len(first) < _NUM_READ or not kept:
         tally.check_usable(len(kept))

@@ -12,11 +12,13 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
 from agents.contract.objectives import OBJECTIVES, ROW_FORMATS, find_readers, join_or
+from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, choose_format
 from agents.shared.data.files import KINDS, look_through
@@ -27,10 +29,12 @@ from agents.shared.data.findings import (
     say_refusal,
     sort_findings,
 )
-from agents.trainer.data.conversations import ConversationRow, read_row
+from agents.shared.data.reshape import ColumnMapping, offer_mapping
+from agents.trainer.data.conversations import ConversationRow, read_row, read_row_by_older_rules
 from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
+from agents.trainer.data.tokens import TEXT_RULES
 
 # Number of rows between two checks for data that would be trained wrongly.
 _CHECKED_ROWS = 1000
@@ -119,7 +123,7 @@ def require_one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
 def _refuse_json(path: Path, value: Any) -> None:
     """Raise for a .txt with rows of JSON, whose braces would be learned."""
     try:
-        row = json.loads(value["text"]) if value else None
+        row = json.loads(value["text"].partition("\n")[0]) if value else None
     except (ValueError, RecursionError):
         return
     if isinstance(row, dict) and KNOWN_KEYS.intersection(row):
@@ -134,34 +138,41 @@ class RowReader:
 
     Args:
         files: files to read.
-        data_format: `auto`, or the format of all rows.
+        data: settings of the data; its paths do not count.
         objective: objective, which determines the supported formats.
         tally: collects skipped rows.
-        ignored: columns of rows and keys of messages to leave out.
+        rules: version of `tokens.TEXT_RULES` at the start of the run.
         enforce: True rejects data that would be trained wrongly.
     """
 
     def __init__(
         self,
         files: DataFiles,
-        data_format: str,
+        data: DataSpec,
         objective: str,
         tally: Tally,
         *,
-        ignored: Sequence[str] = (),
+        rules: int = TEXT_RULES,
         enforce: bool = False,
     ) -> None:
         self._files = files
         self._objective = objective
         self._tally = tally
-        self._ignored = frozenset(ignored)
+        self._ignored = frozenset(data.ignore_columns)
         self._enforce = enforce
-        self._meanings = RowMeanings(ignored)
+        # Runs that began before rows were reshaped keep their rows.
+        self._mapping = ColumnMapping(data.columns) if rules >= 3 else None
+        self._read_row = (
+            partial(read_row, rendered=data.rendered) if rules >= 3 else read_row_by_older_rules
+        )
+        self._meanings = RowMeanings(data.ignore_columns)
         self._starts: list[int] = []
         self._names: list[str] = []
-        self._reading = FileReading()
+        self._reading = FileReading(
+            documents=data.documents if rules >= 3 else "line", unfolds_each=rules < 3
+        )
         self._size_bytes = sum(path.stat().st_size for path in files.paths if path.exists())
-        self.format = data_format
+        self.format: str = data.format
         """Format as requested, or as detected from the first row that is not blank."""
 
     def __iter__(self) -> Iterator[ConversationRow]:
@@ -207,6 +218,13 @@ class RowReader:
             merged = self._tally.merge_template(finding)
             if merged is not None:
                 found.append(self._place(merged))
+        if count := self._reading.num_documents:
+            unit = self._reading.documents
+            found.append(
+                DataFinding(
+                    kind="documents", column=unit, count=count, total=count, consequence="note"
+                )
+            )
         return sort_findings((*found, *self._tally.find_cut()))
 
     def _place(self, found: DataFinding) -> DataFinding:
@@ -226,19 +244,28 @@ class RowReader:
         try:
             if isinstance(value, ValueError):
                 raise value
+            whole = self._reshape(value)
             # Before ignored columns are removed: the findings list those, too.
-            if isinstance(value, dict) and self.format != "auto":
-                self._meanings.add(value, self.format, number)
-            whole = value
-            value = self._without_ignored(value) if self._ignored else value
+            if isinstance(whole, dict) and self.format != "auto":
+                self._meanings.add(whole, self.format, number)
+            value = self._without_ignored(whole) if self._ignored else whole
             if self.format == "auto":
                 self.format = choose_format(value)
                 self._expect_format()
                 self._meanings.add(whole, self.format, number)
-            row = read_row(number, value, self.format)
+            row = self._read_row(number, value, self.format)
         except ValueError as error:
+            if self.format == "auto" and not isinstance(value, ValueError):
+                self._tally.offer = self._tally.offer or offer_mapping(value)
             return Skipped(row=number, reason=str(error), malformed=True)
         return Skipped(row=number, reason=row) if isinstance(row, str) else row
+
+    def _reshape(self, value: Any) -> Any:
+        if self._mapping is None or not self._ignored or not isinstance(value, dict):
+            return self._mapping.apply(value) if self._mapping is not None else value
+        # An ignored column must not be taken for the conversation.
+        kept = {key: part for key, part in value.items() if key not in self._ignored}
+        return {**self._mapping.apply(kept), **{key: value[key] for key in value.keys() - kept}}
 
     def _without_ignored(self, value: Any) -> Any:
         """Return a row without ignored columns, and its messages without ignored keys."""

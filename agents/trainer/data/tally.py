@@ -81,6 +81,8 @@ class Tally:
     """Number of rows per message key that the chat template leaves out."""
     template_keys: Counter[str] = field(default_factory=Counter)
     """Number of rows per message key that the chat template received."""
+    offer: str = ""
+    """Mapping by which the rows might be read, if their columns match no format."""
     _tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
     _skipped: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
     _truncated: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
@@ -155,6 +157,8 @@ class Tally:
         if num_kept:
             return
         hint = "Give data with at least one row to learn from"
+        if self.offer:
+            hint = f"Set {self.offer}, or rename its columns"
         if self.num_blank == self.num_skipped:
             raise ExpectedError(f"{self.name} is empty.", hint)
         worst = first or self.named[0]

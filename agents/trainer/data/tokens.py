@@ -16,8 +16,8 @@ with its end token, which marks the end of a document.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agents.contract.spec import LongText
 from agents.errors import ExpectedError
 from agents.shared.files import bounded_work
 from agents.trainer.data import templates
@@ -32,10 +33,10 @@ from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.tally import Skipped
 
-TEXT_RULES = 2
+TEXT_RULES = 3
 """Version of the rules by which rows become tokens. A run keeps its first version. Version 1: plain
 text starts with `bos_token` even if the tokenizer does not add it, and messages are role and
-content.
+content. Version 2: rows are not reshaped, and marks of messages are not read.
 """
 PLAIN_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -91,10 +92,20 @@ class Tokenized:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rendered:
-    """The texts of one row, each with the character ranges to learn."""
+class _Text:
+    """A rendered text and its characters to learn."""
 
-    texts: tuple[tuple[str, list[range]], ...]
+    text: str
+    spans: list[range]
+    masked: list[range] = field(default_factory=list)
+    """Parts of `spans` that the data excludes; a token that overlaps one is not learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """The texts of one row."""
+
+    texts: tuple[_Text, ...]
     extra: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
@@ -107,6 +118,10 @@ class _Encoded:
     is_target: npt.NDArray[np.bool_]
     num_tokens: int
     """Number of tokens of the whole text."""
+    text: str = ""
+    """The text, if it is to be divided."""
+    stops: npt.NDArray[np.int64] | None = None
+    """Position behind each token in `text` (T,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +133,36 @@ class Ends:
 
 
 def tokenize_rows(
-    tokenizer: Any, rows: Iterable[ConversationRow], max_tokens: int, rules: int = TEXT_RULES
+    tokenizer: Any,
+    rows: Iterable[ConversationRow],
+    max_tokens: int,
+    rules: int = TEXT_RULES,
+    long_text: LongText = "cut",
 ) -> Iterator[Tokenized | Skipped]:
-    """Yield each row truncated to `max_tokens`, or the reason why it is skipped."""
+    """Yield each row with at most `max_tokens`, or the reason why it is skipped.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        rows: the rows.
+        max_tokens: maximum number of tokens of an example.
+        rules: version of `TEXT_RULES`.
+        long_text: what becomes of plain text that is longer; conversations are cut.
+
+    Raises:
+        ExpectedError: a text is too long, and `long_text` is `refuse`.
+    """
     some: list[ConversationRow] = []
     num_chars = 0
     ends = find_ends(tokenizer) if rules > 1 else None
+    texts = _Texts(max_tokens, ends, long_text if rules >= 3 else "cut")
     for row in rows:
         some.append(row)
         num_chars += row.num_chars
         if len(some) >= _ROWS_AT_ONCE or num_chars >= _CHARS_AT_ONCE:
-            yield from _tokenize(tokenizer, some, max_tokens, ends)
+            yield from _tokenize(tokenizer, some, max_tokens, texts)
             some, num_chars = [], 0
-    yield from _tokenize(tokenizer, some, max_tokens, ends)
+    yield from _tokenize(tokenizer, some, max_tokens, texts)
+    yield from texts.finish()
 
 
 def find_ends(tokenizer: Any) -> Ends:
@@ -149,20 +181,29 @@ def find_ends(tokenizer: Any) -> Ends:
 
 
 def _tokenize(
-    tokenizer: Any, rows: list[ConversationRow], max_tokens: int, ends: Ends | None
+    tokenizer: Any, rows: list[ConversationRow], max_tokens: int, texts: _Texts
 ) -> Iterator[Tokenized | Skipped]:
+    ends = texts.ends
     if ends is None:
         rows = [_without_extra(row) for row in rows]
     drawn = _render_rows(tokenizer, rows, by_hand=ends is None)
-    rendered = [text for item in drawn if not isinstance(item, Skipped) for text in item.texts]
-    encoded = _encode(tokenizer, rendered, max_tokens)
+    rendered = [one for item in drawn if not isinstance(item, Skipped) for one in item.texts]
+    special = set(tokenizer.all_special_ids) if any(row.learned for row in rows) else set()
+    # A text that is divided is needed as a whole.
+    encoded = _encode(tokenizer, rendered, max_tokens if texts.mode == "cut" else None)
     for row, item in zip(rows, drawn, strict=True):
         if isinstance(item, Skipped):
             yield item
             continue
         segments = [next(encoded) for _ in item.texts]
         if not row.turns and ends is not None:
-            segments = [_close(segment, ends) for segment in segments]
+            if texts.mode != "cut" and not row.learned:
+                yield from texts.divide(row, segments[0])
+                continue
+            segments = [
+                _close_rendered(one, ends, special) if row.learned else _close(one, ends)
+                for one in segments
+            ]
         cut = _cut(row.number, segments, max_tokens)
         yield (
             cut
@@ -180,18 +221,30 @@ def _without_extra(row: ConversationRow) -> ConversationRow:
 
 
 def _encode(
-    tokenizer: Any, rendered: Sequence[tuple[str, list[range]]], max_tokens: int
+    tokenizer: Any, rendered: Sequence[_Text], max_tokens: int | None
 ) -> Iterator[_Encoded]:
-    """Yield the tokens of each text in order; the longest texts are tokenized in pieces."""
-    short = [text for text, _ in rendered if len(text) <= _CHARS_AT_ONCE]
+    """Yield the tokens of each text in order; the longest texts are tokenized in pieces.
+
+    Without `max_tokens`, all tokens are kept, with their positions.
+    """
+    short = [one.text for one in rendered if len(one.text) <= _CHARS_AT_ONCE]
     encoding = _call(tokenizer, short) if short else {"input_ids": [], "offset_mapping": []}
     encoded = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
-    for text, spans in rendered:
-        if len(text) > _CHARS_AT_ONCE:
-            yield _encode_pieces(tokenizer, text, spans, max_tokens)
+    for one in rendered:
+        if len(one.text) > _CHARS_AT_ONCE:
+            yield _encode_pieces(tokenizer, one, max_tokens)
             continue
         ids, offsets = next(encoded)
-        yield _Encoded(np.array(ids, dtype=np.int32), mark_targets(offsets, spans), len(ids))
+        yield _pack(one, ids, offsets, len(ids), keeps_text=max_tokens is None)
+
+
+def _pack(
+    one: _Text, ids: list[int], offsets: list[tuple[int, int]], num_tokens: int, *, keeps_text: bool
+) -> _Encoded:
+    is_target = mark_targets(offsets, one.spans, one.masked)
+    stops = np.array([stop for _, stop in offsets], dtype=np.int64) if keeps_text else None
+    text = one.text if keeps_text else ""
+    return _Encoded(np.array(ids, dtype=np.int32), is_target, num_tokens, text, stops)
 
 
 def _call(tokenizer: Any, texts: list[str]) -> Any:
@@ -200,8 +253,9 @@ def _call(tokenizer: Any, texts: list[str]) -> Any:
     )
 
 
-def _encode_pieces(tokenizer: Any, text: str, spans: Sequence[range], max_tokens: int) -> _Encoded:
+def _encode_pieces(tokenizer: Any, one: _Text, max_tokens: int | None) -> _Encoded:
     """Return the first tokens of a long text, and its total number of tokens."""
+    text = one.text
     kept: list[int] = []
     offsets: list[tuple[int, int]] = []
     num_tokens, start = 0, 0
@@ -209,11 +263,11 @@ def _encode_pieces(tokenizer: Any, text: str, spans: Sequence[range], max_tokens
         stop = _find_piece_end(text, start)
         encoding = _call(tokenizer, [text[start:stop]])
         num_tokens += len(encoding["input_ids"][0])
-        if len(kept) <= max_tokens:
+        if max_tokens is None or len(kept) <= max_tokens:
             kept += encoding["input_ids"][0]
             offsets += [(a + start, b + start) for a, b in encoding["offset_mapping"][0]]
         start = stop
-    return _Encoded(np.array(kept, dtype=np.int32), mark_targets(offsets, spans), num_tokens)
+    return _pack(one, kept, offsets, num_tokens, keeps_text=max_tokens is None)
 
 
 def _find_piece_end(text: str, start: int) -> int:
@@ -244,6 +298,122 @@ def _close(text: _Encoded, ends: Ends) -> _Encoded:
     )
 
 
+def _close_rendered(text: _Encoded, ends: Ends, special: Set[int]) -> _Encoded:
+    """Return a rendered text with its ends, unless it has a special token in their place."""
+    ids = text.ids
+    is_whole = len(ids) == text.num_tokens
+    begin = () if int(ids[0]) in special else ends.begin
+    end = () if int(ids[-1]) in special or not is_whole else ends.end
+    # The end is learned if the text ends with an answer.
+    learns_end = [bool(text.is_target[-1])] * len(end)
+    return _Encoded(
+        np.array([*begin, *ids, *end], dtype=np.int32),
+        np.array([*[False] * len(begin), *text.is_target, *learns_end], dtype=np.bool_),
+        len(begin) + text.num_tokens + len(end),
+    )
+
+
+class _Texts:
+    """Divides or joins plain texts, so that each of their tokens is in exactly one example.
+
+    Args:
+        max_tokens: maximum number of tokens of an example.
+        ends: ids before and after a text; None: texts have them already.
+        mode: what becomes of a longer text.
+    """
+
+    def __init__(self, max_tokens: int, ends: Ends | None, mode: LongText) -> None:
+        self.ends = ends
+        self.mode: LongText = mode if ends is not None else "cut"
+        self._max_tokens = max_tokens
+        self._row = 0
+        """First row of the example that is being filled."""
+        self._ids: list[npt.NDArray[np.int32]] = []
+        self._num_tokens = 0
+
+    def divide(self, row: ConversationRow, text: _Encoded) -> Iterator[Tokenized | Skipped]:
+        """Yield the examples of a text.
+
+        Raises:
+            ExpectedError: the text is too long, and has to be refused.
+        """
+        assert self.ends is not None
+        whole = _close(text, self.ends)
+        if whole.num_tokens > self._max_tokens and self.mode == "refuse":
+            raise ExpectedError(
+                f"Row {row.number:,} of the data has {whole.num_tokens:,} tokens, more than "
+                f"sequence_tokens ({self._max_tokens:,}), and data.long_text is refuse.",
+                "Raise sequence_tokens, shorten it, or set data.long_text: split",
+            )
+        if self.mode == "join":
+            yield from self._fill(row.number, whole)
+        elif whole.num_tokens <= self._max_tokens:
+            yield _cut(row.number, [whole], self._max_tokens)
+        else:
+            yield from self._split(row.number, text, self.ends)
+
+    def _split(self, row: int, text: _Encoded, ends: Ends) -> Iterator[Tokenized | Skipped]:
+        assert text.stops is not None
+        room = max(1, self._max_tokens - len(ends.begin) - len(ends.end))
+        start = 0
+        while start < len(text.ids):
+            stop = find_cut(text.text, text.stops, start, start + room)
+            piece = _Encoded(text.ids[start:stop], text.is_target[start:stop], stop - start)
+            # Only the end of a document teaches the model to stop.
+            own = ends if stop == len(text.ids) else Ends(ends.begin, ())
+            yield _cut(row, [_close(piece, own)], self._max_tokens)
+            start = stop
+
+    def _fill(self, row: int, text: _Encoded) -> Iterator[Tokenized]:
+        place = 0
+        while place < len(text.ids):
+            if not self._num_tokens:
+                self._row = row
+            taken = text.ids[place : place + self._max_tokens - self._num_tokens]
+            self._ids.append(taken)
+            self._num_tokens += len(taken)
+            place += len(taken)
+            if self._num_tokens == self._max_tokens:
+                yield from self.finish()
+
+    def finish(self) -> Iterator[Tokenized]:
+        """Yield the example that is being filled, if any."""
+        if self._num_tokens > 1:
+            # In a block, the token before a text's first one predicts it.
+            targets = np.arange(self._num_tokens) > 0
+            segment = Segment(self._row, np.concatenate(self._ids), targets)
+            yield Tokenized((segment,), num_tokens=self._num_tokens)
+        self._ids, self._num_tokens = [], 0
+
+
+_BREAKS = ("\n\n", "\n", ". ", "! ", "? ", "\u3002", " ")
+"""Where a text is divided, the best first; U+3002 ends Chinese and Japanese sentences."""
+
+
+def find_cut(text: str, stops: npt.NDArray[np.int64], start: int, most: int) -> int:
+    """Return the token before which a text is divided, in the later half of what fits.
+
+    Args:
+        text: the text.
+        stops: position behind each token (T,).
+        start: first token of the piece.
+        most: the first token that does not fit.
+    """
+    if most >= len(stops):
+        return len(stops)
+    least = start + max(1, (most - start) // 2)
+    low, high = int(stops[least - 1]), int(stops[most - 1])
+    for sign in _BREAKS:
+        found = text.rfind(sign, low, high)
+        if found >= 0:
+            # A space belongs to the word behind it.
+            place = found + len(sign.rstrip(" "))
+            cut = int(np.searchsorted(stops, place, side="right"))
+            if start < cut <= most:
+                return cut
+    return most
+
+
 def _cut(row: int, texts: Sequence[_Encoded], max_tokens: int) -> Tokenized | Skipped:
     longest = max(text.num_tokens for text in texts)
     num_tokens = sum(text.num_tokens for text in texts)
@@ -261,13 +431,18 @@ def _cut(row: int, texts: Sequence[_Encoded], max_tokens: int) -> Tokenized | Sk
 
 
 def mark_targets(
-    offsets: Sequence[tuple[int, int]], spans: Sequence[range]
+    offsets: Sequence[tuple[int, int]], spans: Sequence[range], masked: Sequence[range] = ()
 ) -> npt.NDArray[np.bool_]:
-    """Return the mask of tokens that overlap a character range; the first token never counts."""
+    """Return the mask of tokens that overlap a character range; the first token never counts.
+
+    Tokens that overlap one of `masked` do not count either.
+    """
     place_T2 = np.array(offsets, dtype=np.int64).reshape(-1, 2)
     is_target = np.zeros(len(place_T2), dtype=np.bool_)
     for span in spans:
         is_target |= (place_T2[:, 0] < span.stop) & (place_T2[:, 1] > span.start)
+    for span in masked:
+        is_target &= (place_T2[:, 0] >= span.stop) | (place_T2[:, 1] <= span.start)
     is_target[:1] = False  # no token precedes the first one to predict it
     return is_target
 
@@ -323,7 +498,12 @@ def _render_row(tokenizer: Any, row: ConversationRow, *, by_hand: bool) -> _Rend
             text = row.text
             if by_hand:
                 text = _enclose(text, tokenizer.bos_token or "", tokenizer.eos_token or "")
-            return _Rendered(((text, [range(len(text))]),))
+            spans = list(row.learned) or [range(len(text))]
+            texts = [_Text(text, spans)]
+            if row.rejected_text:
+                start = row.learned[0].start
+                texts.append(_Text(row.rejected_text, [range(start, len(row.rejected_text))]))
+            return _Rendered(tuple(texts))
         sides = [row.turns, row.rejected] if row.rejected else [row.turns]
         texts = [_render_with_answers(tokenizer, turns, row.num_shared_turns) for turns in sides]
         extra = tuple(sorted({key for turns in sides for turn in turns for key, _ in turn.extra}))
@@ -334,19 +514,16 @@ def _render_row(tokenizer: Any, row: ConversationRow, *, by_hand: bool) -> _Rend
 
 
 def _is_dropped(
-    tokenizer: Any,
-    sides: Sequence[tuple[ConversationTurn, ...]],
-    texts: Sequence[tuple[str, list[range]]],
-    key: str,
+    tokenizer: Any, sides: Sequence[tuple[ConversationTurn, ...]], texts: Sequence[_Text], key: str
 ) -> bool:
     """Return whether the texts are the same without a key of the messages."""
-    for turns, (text, _) in zip(sides, texts, strict=True):
+    for turns, one in zip(sides, texts, strict=True):
         without = tuple(
             replace(turn, extra=tuple(pair for pair in turn.extra if pair[0] != key))
             for turn in turns
         )
         try:
-            if _fold_system(tokenizer, without)[1] != text:
+            if _fold_system(tokenizer, without)[1] != one.text:
                 return False
         except ValueError:
             return False  # the template needs it
@@ -362,14 +539,38 @@ def _enclose(text: str, begin: str, end: str) -> str:
 
 def _render_with_answers(
     tokenizer: Any, turns: tuple[ConversationTurn, ...], num_shared_turns: int
-) -> tuple[str, list[range]]:
+) -> _Text:
     folded, text = _fold_system(tokenizer, turns)
     num_shared_turns -= len(turns) - len(folded)
-    spans: list[range] = []
+    found = _Text(text, [])
     for place, turn in enumerate(folded):
         if turn.role == "assistant" and turn.content.strip() and place >= num_shared_turns:
-            spans.append(_find_answer(tokenizer, folded, place, text))
-    return text, spans
+            span = _find_answer(tokenizer, folded, place, text)
+            found.spans.append(span)
+            found.masked.extend(_find_masked(turn, span, text))
+    return found
+
+
+def _find_masked(turn: ConversationTurn, span: range, text: str) -> Iterator[range]:
+    """Yield the parts of an answer's range that its data excludes from learning.
+
+    A mark at either end of the answer includes what the template writes there.
+    """
+    if not turn.masked:
+        return
+    said = turn.content.strip()
+    start = text.find(said, span.start, span.stop)
+    if start < 0:
+        raise ValueError(
+            "the chat template of this model changes the assistant's answer, so the part that is "
+            "not to be learned cannot be located"
+        )
+    start -= len(turn.content) - len(turn.content.lstrip())
+    for part in turn.masked:
+        is_first = not turn.content[: part.start].strip()
+        is_last = not turn.content[part.stop :].strip()
+        begin = span.start if is_first else start + part.start
+        yield range(begin, span.stop if is_last else start + part.stop)
 
 
 def _find_answer(

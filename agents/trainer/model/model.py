@@ -30,14 +30,9 @@ from agents.trainer.model.layer_holdings import ChooseLayers, hold_everything
 from agents.trainer.model.layer_loading import OpenStore, compute_in, loading_layers
 from agents.trainer.model.stage_ends import StageEnds
 from agents.trainer.model.weights import Report, read_by_threads
+from agents.trainer.rank.device import choose_dtype
 from agents.trainer.streaming.layer_stream import LayerStream
 
-_DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp64": torch.float64,
-}
 _NARROW = (torch.bfloat16, torch.float16)
 # Module names of learned position embeddings (GPT-2, OPT, GPT-BigCode).
 _LEARNED_POSITIONS = ("wpe", "embed_positions", "position_embeddings")
@@ -78,16 +73,6 @@ def _name_in_files(name: str) -> str:
     """Return PEFT's name in files, without the adapter's name and magnitudes' `.weight`."""
     short = name.replace(_ADAPTER, ".")
     return short.removesuffix(".weight") if "lora_magnitude_vector" in short else short
-
-
-def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the type in which the base model computes on this device."""
-    if precision != "auto":
-        return _DTYPES[precision]
-    if device.type != "cuda":
-        return torch.float32
-    # Turing and older cards only emulate bfloat16.
-    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
 def load_model(

@@ -34,9 +34,8 @@ from agents.trainer.data.order import choose_rows, count_steps
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.micro_batch import CPU_TOKENS, build_micro_batch
-from agents.trainer.model.model import choose_dtype
 from agents.trainer.objectives.objective import sum_log_probabilities
-from agents.trainer.rank.device import explain_out_of_memory
+from agents.trainer.rank.device import choose_dtype, explain_out_of_memory
 from agents.trainer.rank.group import Group
 
 MAX_CACHE_BYTES = 5 << 30

@@ -9,8 +9,16 @@ from contextlib import contextmanager
 
 import torch
 
+from agents.contract.cards import choose_precision
 from agents.contract.parallel import find_mode
 from agents.errors import ExpectedError
+
+_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp64": torch.float64,
+}
 
 
 def choose_backend(device: torch.device, parallel: str) -> str:
@@ -112,6 +120,18 @@ def choose_device(name: str) -> torch.device:
     # Triton and bitsandbytes launch kernels on the current device, not on that of a tensor.
     torch.cuda.set_device(device)
     return device
+
+
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Return the type in which the base model computes on this device; also that of calibrations.
+
+    Args:
+        precision: value of the run file.
+        device: device of the rank.
+    """
+    is_gpu = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if is_gpu else None
+    return _DTYPES[choose_precision(capability) if precision == "auto" else precision]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agents.contract.layer_plan import STREAMED_SHARE
-from agents.trainer.rank.host_memory import read_available_bytes
+from agents.limits import read_available_bytes
 from agents.trainer.streaming.layout import allocate_block
 
 # Memory that layers leave to offloaded activations and the system, of the memory available at the

@@ -213,6 +213,7 @@ async def _quantize(
         path=await send(services, node, inputs.train, tell, "the training data"),
         format=work.run.spec.data.format,
         objective=work.run.spec.objective,
+        columns=work.run.spec.data.columns,
     )
     evaluation = None
     if inputs.eval is not None:

@@ -12,9 +12,11 @@ from app.events import NodeSnapshot
 from app.gui.kit.primitives import make_label, make_selectable
 from app.gui.session.context import Context
 from app.gui.tables.node_columns import describe_clock, describe_environment
+from app.planning.hardware.mig import describe_mig
+from app.presentation.limit_text import show_cores, show_memory
 from app.presentation.plan_text import describe_calibration
 from app.telemetry.stream import DeviceKey
-from app.text import DASH, count_of, show_bytes, show_bytes_of, show_duration, show_moment
+from app.text import DASH, show_bytes, show_bytes_of, show_duration, show_moment
 
 NUM_COLUMNS = 3
 
@@ -47,12 +49,12 @@ def describe_node_facts(
     used = None
     if facts.disk_bytes is not None and facts.disk_free_bytes is not None:
         used = facts.disk_bytes - facts.disk_free_bytes
-    cores = f", {count_of(facts.num_cores, 'core')}" if facts.num_cores else ""
+    cores = f", {show_cores(facts)}" if facts.num_cores else ""
     rows += [
         ("System", f"{facts.os}, kernel {facts.kernel}"),
         ("Agent Python", facts.python),
         ("CPU", f"{facts.cpu or DASH}{cores}"),
-        ("RAM", show_bytes(facts.memory_bytes)),
+        ("RAM", show_memory(facts)),
         ("Disk used", show_bytes_of(used, facts.disk_bytes)),
     ]
     if facts.wsl is not None:
@@ -62,6 +64,7 @@ def describe_node_facts(
         rows.append((f"GPU {gpu.index}", f"{gpu.name}, {show_bytes(gpu.memory_bytes)}{driver}"))
         if gpu.uuid in measured:
             rows.append((f"GPU {gpu.index} measured", describe_calibration(measured[gpu.uuid])))
+    rows += [(f"GPU {gpu.index}", describe_mig(gpu)) for gpu in facts.mig_gpus]
     # Docker and VPNs add many virtual interfaces; the first four are the ones in use.
     for interface in facts.interfaces[:4]:
         speed = f", {interface.speed_mbit} Mbit/s" if interface.speed_mbit else ""

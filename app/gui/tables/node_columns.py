@@ -21,13 +21,15 @@ def describe_hardware(node: NodeSnapshot) -> str:
     """Return a node's GPUs such as `2 x RTX 3090`, or its CPU if it has none."""
     if node.facts is None:
         return DASH
-    if not node.facts.gpus:
+    if not node.facts.gpus and not node.facts.mig_gpus:
         cpu = node.facts.cpu or "CPU"
         return f"{cpu}, {count_of(node.facts.num_cores, 'core')}" if node.facts.num_cores else cpu
     names = [short_card(gpu.name) for gpu in node.facts.gpus]
     # A dict keeps the order of the slots, a set would not.
     kinds = {name: names.count(name) for name in names}
-    return ", ".join(f"{number} x {name}" if number > 1 else name for name, number in kinds.items())
+    shown = [f"{number} x {name}" if number > 1 else name for name, number in kinds.items()]
+    shown += [f"{short_card(gpu.name)} (MIG, not used)" for gpu in node.facts.mig_gpus]
+    return ", ".join(shown)
 
 
 def describe_environment(node: NodeSnapshot) -> Status:

@@ -283,4 +283,5 @@ def _describe_ram(gpu: GpuPlan, worker: Worker) -> str:
     if worker.node.ram_bytes is None:
         return f"{needed} on {gpu.node}, whose RAM is not known (ram_gib of a cluster file)"
     room = (gpu.host_room_bytes or 0) / GIB
-    return f"{needed} on {gpu.node}, which has {room:.1f} to spare"
+    why = worker.node.why_little_ram if worker.node.ram_limit else ""
+    return f"{needed} on {gpu.node}, which has {room:.1f} to spare{why}"

@@ -15,6 +15,7 @@ from typing import Literal
 from agents.contract.cards import Card, find_card
 from agents.contract.layer_plan import STREAMED_SHARE
 from agents.contract.node import Calibration, GpuFacts, GpuSample, NodeFacts, Sample
+from app.planning.hardware.mig import describe_mig
 from app.planning.memory.gpu import GpuMemory, guess_context, guess_reserved
 
 System = Literal["linux", "windows", "wsl"]
@@ -98,8 +99,12 @@ class PlannedNode:
     name: str
     gpus: tuple[PlannedGpu, ...] = ()
     ram_bytes: int | None = None
+    ram_limit: str = ""
+    """Where a limit is set that leaves it less RAM than the PC has; empty: no limit."""
     system: System | None = None
     num_cores: int | None = None
+    unused_gpus: tuple[str, ...] = ()
+    """Sentences about GPUs that cannot train, without a full stop."""
     has_compiler: bool = True
     """True if it has the C compiler that compiled layers need, or if that was not checked."""
     disk_bytes_per_s: float | None = None
@@ -131,6 +136,13 @@ class PlannedNode:
         """
         started = max(0, (self.ram_bytes or 0) - _SYSTEM_BYTES)
         return min(self.free_ram_bytes, int(STREAMED_SHARE * started))
+
+    @property
+    def why_little_ram(self) -> str:
+        """Reason why the node has little RAM, as a clause after a comma; empty: not known."""
+        if self.ram_limit:
+            return f", as {self.ram_limit} limits it to {(self.ram_bytes or 0) / 2**30:.1f} GiB"
+        return ", as WSL pins less than half" if self.system == "wsl" else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,8 +256,10 @@ def _node(
         name=name,
         gpus=gpus,
         ram_bytes=facts.memory_bytes,
+        ram_limit=next((one.place for one in facts.limits if one.kind == "memory"), ""),
         system=system,
         num_cores=facts.num_cores,
+        unused_gpus=tuple(describe_mig(gpu) for gpu in facts.mig_gpus),
         has_compiler=facts.compiler is not None,
         # Each calibration of the node measures the same SSD; the fastest was disturbed the least.
         disk_bytes_per_s=max(

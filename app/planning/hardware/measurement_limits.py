@@ -7,7 +7,7 @@ repetitions agree, and its figures are plausible for the hardware.
 
 from __future__ import annotations
 
-from agents.contract.cards import find_card
+from agents.contract.cards import choose_precision, find_card
 from agents.contract.node import Calibration
 
 MOST_OTHER_LOAD = 0.15
@@ -25,12 +25,15 @@ CPU_BYTES_PER_S = (0.5e9, 4e12)
 UNLISTED_BYTES_PER_S = (5e9, 2e14)
 
 
-def find_fault(found: Calibration, num_cores: int | None = None) -> str:
+def find_fault(
+    found: Calibration, num_cores: int | None = None, capability: tuple[int, int] | None = None
+) -> str:
     """Return why a measurement is rejected, as a phrase; empty: it is used.
 
     Args:
         found: the measurement.
         num_cores: number of cores of the node; None: unknown.
+        capability: CUDA compute capability of the card; None: unknown, or the CPU.
 
     >>> find_fault(Calibration(card="NVIDIA GeForce RTX 3090", matrix_flops_per_s=0.003e12))
     'it gave 0.003 TFLOP/s, and this hardware does 14.2 to 81.9 TFLOP/s'
@@ -42,6 +45,8 @@ def find_fault(found: Calibration, num_cores: int | None = None) -> str:
         return f"other programs used {found.other_load:.0%} of the {device} meanwhile"
     if found.spread is not None and found.spread > MOST_SPREAD:
         return f"its repetitions differ by {found.spread:.0%}: something else ran, or it throttled"
+    if capability and not found.precision and choose_precision(capability) != "bf16":
+        return "an earlier version measured it in bf16, which this card only emulates"
     low, high = _flops_limits(found.card, num_cores)
     flops = found.matrix_flops_per_s
     if flops is not None and not low <= flops <= high:

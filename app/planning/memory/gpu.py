@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from agents.contract.cards import choose_precision
 from agents.contract.spec import RunSpec
 
 Dtype = Literal["fp32", "bf16", "fp16", "fp64"]
@@ -94,8 +95,7 @@ def choose_dtype(spec: RunSpec, gpu: GpuMemory) -> Dtype:
     """Return the data type of the base model on this GPU, as the trainer chooses it."""
     if spec.precision != "auto":
         return spec.precision
-    # Cards before Ampere have no bf16 tensor cores.
-    return "bf16" if gpu.capability >= (8, 0) else "fp16"
+    return choose_precision(gpu.capability)
 
 
 def has_kernels(gpu: GpuMemory) -> bool:

@@ -384,7 +384,13 @@ def _stages(
         if holding.offloads:
             host_bytes = pipeline_memory.count_host_bytes(case, worker, num, depths[place])
             room = pipeline_memory.host_room_bytes(worker)
-            plan = replace(plan, offloads=True, host_bytes=host_bytes, host_room_bytes=room)
+            plan = replace(
+                plan,
+                offloads=True,
+                host_bytes=host_bytes,
+                host_room_bytes=room,
+                why_little_ram=worker.node.why_little_ram,
+            )
         plans.append(plan)
     return tuple(plans)
 

@@ -104,6 +104,7 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
             streams_from=stream.tier if stream.num_layers else None,
             host_bytes=stream.host_bytes,
             host_room_bytes=stream.worker.host_bytes,
+            why_little_ram=stream.worker.node.why_little_ram,
         )
         for stream, count in zip(streams, rows, strict=True)
     )

@@ -21,7 +21,8 @@ def judge_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
         text = "the PCI bus could not be read, so a card without a driver would not be seen"
         fix = "Run there: lspci | grep -i nvidia"
         return (make_row("driver", node.name, "unknown", text, fix),)
-    found, cards = len(facts.gpus), max(driver.num_cards or 0, len(facts.gpus))
+    found = len(facts.gpus) + len(facts.mig_gpus)
+    cards = max(driver.num_cards or 0, found)
     if not cards:
         return ()
     evidence = (
@@ -30,7 +31,8 @@ def judge_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
         + (f"; nvidia-smi: {driver.smi_message}" if driver.smi_message else "")
     )
     if found == cards:
-        version = driver.module_version or facts.gpus[0].driver or "version not known"
+        told = next((gpu.driver for gpu in facts.gpus), None)
+        version = driver.module_version or told or "version not known"
         text = f"the driver ({version}) shows {count_of(found, 'GPU')} of {cards}"
         return (make_row("driver", node.name, "pass", text, "", evidence=evidence),)
     reason, fix = _explain_missing(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agents.contract.requests.examination import NO_LIMIT
+from app.presentation.limit_text import find_limit, say_raise, show_cores
 from app.provisioning.check_row import CheckedNode, CheckRow, make_row
 from app.text import show_bytes
 
@@ -40,10 +41,15 @@ def judge_limits(node: CheckedNode) -> tuple[CheckRow, ...]:
     if files is None or processes is None or addresses is None:
         text, fix = "the limits of this login are not known", "Run there: ulimit -a"
         return (make_row("limits", node.name, "unknown", text, fix),)
+    group, cpus = (find_limit(node.facts, kind) for kind in ("processes", "cpus"))
+    if group is not None:
+        processes = min(processes, int(group.amount))
     evidence = (
         f"open files {_show(files)}, processes {_show(processes)}, "
         f"addresses {'without limit' if addresses == NO_LIMIT else show_bytes(addresses)}"
     )
+    if cpus is not None:
+        evidence += f"; {show_cores(node.facts)}"
     raise_ = (
         "Raise the limit {0} in /etc/security/limits.conf there, and check for ulimit in ~/.bashrc "
         "and ~/.profile"
@@ -58,9 +64,15 @@ def judge_limits(node: CheckedNode) -> tuple[CheckRow, ...]:
     elif files < ENOUGH_OPEN_FILES:
         text = f"a program of this login may have only {files} files open"
         fix = raise_.format("nofile")
+    elif processes < ENOUGH_PROCESSES and group is not None and processes == group.amount:
+        text = f"{group.place} permits only {processes} processes and threads"
+        fix = say_raise(group)
     elif processes < ENOUGH_PROCESSES:
         text = f"this login may have only {processes} processes and threads"
         fix = raise_.format("nproc")
+    elif cpus is not None and cpus.amount < 1:
+        text = f"{cpus.place} leaves this node {cpus.amount:g} of a CPU, so all work there waits"
+        fix = say_raise(cpus)
     else:
         return (make_row("limits", node.name, "pass", evidence, "", evidence=evidence),)
     return (make_row("limits", node.name, "warn", text, fix, evidence=evidence),)

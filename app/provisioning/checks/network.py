@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from agents.contract.requests.examination import DeviceFacts, Route
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
 from app.provisioning.network_repairs import keep_wifi_awake, set_mtu, widen_ports
-from app.text import show_list
+from app.text import show_bytes, show_list
 
 ENOUGH_PORTS = 2000
 """Minimum of ports for several runs of many ranks; each pair of ranks takes a few."""
@@ -20,6 +20,8 @@ MIN_ERRORS = 20
 """Number of damaged packets that is not yet a sign; plugging a cable in damages some."""
 MAX_CARRIER_LOSSES = 20
 """Maximum number of lost links since the start of the PC; suspend and switches cause some."""
+ENOUGH_LOCKED_BYTES = 1 << 30
+"""Minimum of memory that NCCL registers with an RDMA card, in bytes; CUDA's own needs no limit."""
 STANDARD_MTU = 1500
 GIGABIT_MBIT = 1000
 _KINDS = {
@@ -63,8 +65,26 @@ def judge_rdma(node: CheckedNode) -> tuple[CheckRow, ...]:
         else:
             link = f"{port.link} at {port.rate}" if port.state == "ACTIVE" else "it has no link"
             text = f"RDMA port {port.name} is {port.state}: {link}"
-            rows.append(make_row("rdma", node.name, "pass", text, "", evidence=evidence))
+            status: Status = "pass"
+            fix = ""
+            if port.state == "ACTIVE" and _locks_little(node):
+                locked = show_bytes(node.examination.system.max_locked_bytes)
+                text += f"; this login may lock only {locked} of memory, too little for NCCL"
+                fix = "Set memlock to unlimited in /etc/security/limits.conf there (ulimit -l)"
+                status = "warn"
+            rows.append(make_row("rdma", node.name, status, text, fix, evidence=evidence))
     return tuple(rows)
+
+
+def _locks_little(node: CheckedNode) -> bool:
+    """Return whether a limit keeps NCCL from registering its buffers with an RDMA card."""
+    locked = node.examination.system.max_locked_bytes
+    # The kernel exempts root.
+    return (
+        locked is not None
+        and locked < ENOUGH_LOCKED_BYTES
+        and node.examination.system.sudo != "root"
+    )
 
 
 def judge_interfaces(group: CheckedGroup) -> tuple[CheckRow, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agents.contract.shares import NETWORK_FILE_SYSTEMS
+from app.presentation.limit_text import find_limit, say_raise
 from app.provisioning import system_repairs
 from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
 from app.provisioning.repairs import Repair
@@ -79,7 +80,18 @@ def judge_memory(node: CheckedNode) -> tuple[CheckRow, ...]:
     if total is None or free is None:
         fix = "Run there: free -h"
         return (make_row("memory", node.name, "unknown", "its RAM is not known", fix),)
+    limit = find_limit(facts, "memory")
     evidence = f"{show_bytes(free)} of {show_bytes(total)} available"
+    if limit is not None:
+        whole = show_bytes(facts.pc_memory_bytes)
+        evidence += f"; limited by {limit.place}, while the PC has {whole}"
+        if total < ENOUGH_MEMORY_BYTES or free < ENOUGH_FREE_MEMORY_BYTES:
+            text = (
+                f"{limit.place} leaves this node {show_bytes(total)} of its PC's {whole}, "
+                f"{show_bytes(free)} of it free: little for loading models"
+            )
+            fix = say_raise(limit)
+            return (make_row("memory", node.name, "warn", text, fix, evidence=evidence),)
     if free < ENOUGH_FREE_MEMORY_BYTES:
         text = f"other programs leave only {show_bytes(free)} of RAM"
         fix = "Close programs there; this lists the largest: ps aux --sort=-rss | head"
@@ -99,6 +111,10 @@ def judge_swap(node: CheckedNode) -> tuple[CheckRow, ...]:
         return (make_row("swap", node.name, "unknown", "its swap is not known", fix),)
     evidence = f"swap {show_bytes(swap)}, RAM {show_bytes(memory)}"
     if swap == 0 and memory is not None and memory < NEEDS_SWAP_BYTES:
+        limit = find_limit(node.facts, "swap")
+        if limit is not None:
+            text = f"{limit.place} permits no swap, so a short peak of memory ends a run"
+            return (make_row("swap", node.name, "warn", text, say_raise(limit), evidence=evidence),)
         text = "without swap, a short peak of memory ends a run instead of slowing it down"
         fix = (
             "sudo fallocate -l 8G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile "

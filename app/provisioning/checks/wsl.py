@@ -88,7 +88,9 @@ def judge_wsl_firewall(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 def judge_wsl_memory(node: CheckedNode) -> tuple[CheckRow, ...]:
     """Check WSL's share of the RAM of Windows."""
-    wsl, own = node.examination.wsl, node.facts.memory_bytes
+    # Of all of WSL, also if a limit leaves this node less.
+    own = node.facts.pc_memory_bytes or node.facts.memory_bytes
+    wsl = node.examination.wsl
     if wsl is None:
         return ()
     whole = wsl.windows_memory_bytes

@@ -146,7 +146,8 @@ def recall_inputs(services: Services, run: RunRecord) -> Inputs:
     do not call it on the event loop.
 
     Raises:
-        UserError: a file server does not answer, or the inputs cannot be found.
+        UserError: a file server does not answer, or the inputs cannot be found, or only nodes say
+            what they are.
     """
     for attempt in services.runs.store.attempts(run.run_id):
         if attempt.inputs:
@@ -154,6 +155,7 @@ def recall_inputs(services: Services, run: RunRecord) -> Inputs:
             # Checked first: planning reads the files, and would wait forever for a dead server.
             require_answer(one.root for one in inputs.named().values() if one.root is not None)
             return inputs
+    services.runs.require_trusted(run)
     return find_inputs(services, run.spec)
 
 

@@ -8,7 +8,7 @@ of older attempts beyond its checkpoint void; `steps` leaves them out.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,10 +40,23 @@ class HistoryUpdate:
 class RunHistory:
     """Reader of the mirrored journals below one run's folder."""
 
-    def __init__(self, run_id: str, folder: Path | None) -> None:
-        """`folder`: the run's folder; None if it must not be read."""
+    def __init__(
+        self,
+        run_id: str,
+        folder: Path | None,
+        places: Callable[[int], Mapping[int, str]] = lambda attempt: {},
+    ) -> None:
+        """Read a run's journals with `refresh`.
+
+        Args:
+            run_id: id of the run.
+            folder: the run's folder; None if it must not be read.
+            places: returns the node of each rank of an attempt; empty: unknown.
+        """
         self._run_id = run_id
         self._folder = folder
+        self._places = places
+        self._known_places: dict[int, Mapping[int, str]] = {}
         self._tails: dict[Path, JournalTail] = {}
         self._seen: set[tuple[object, ...]] = set()
         self.attempts: dict[int, AttemptHistory] = {}
@@ -112,11 +125,21 @@ class RunHistory:
                 run_layout.rank_of_journal(path.name),
                 run_layout.attempt_of_folder(path.parts[-3]),
             )
-            if number is not None and (
-                rank is not None or path.name == run_layout.SUPERVISOR_JOURNAL
+            if number is None:
+                continue
+            if path.name == run_layout.SUPERVISOR_JOURNAL or (
+                rank is not None and self._may_speak(path.parent.name, number, rank)
             ):
                 found.append((path, number, rank))
         return found
+
+    def _may_speak(self, node: str, attempt: int, rank: int) -> bool:
+        """Return whether a node may record what a rank did: its own ranks only."""
+        places = self._known_places.get(attempt)
+        if not places:
+            places = self._known_places[attempt] = self._places(attempt)
+        # A node that was renamed since the launch is not among them.
+        return places.get(rank) == node or node not in places.values()
 
     def _take(
         self,

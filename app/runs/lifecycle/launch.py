@@ -166,6 +166,7 @@ async def launch(
     # Nodes with only the files of their own layers cannot take over those of a lost node.
     is_divided = any(folders[node].has_parts for node in plan.nodes)
     election = None if is_divided else await plan_election(services, run, endpoints)
+    keys = await asyncio.to_thread(services.key.sign_launch, run, plan.ranks)
     record_intent(services, run, plan, inputs, order, resume_step)
     _store_forecast(services, run, plan.forecast)
     record_places(services, run.run_id, {node: folders[node].shared for node in plan.nodes})
@@ -187,6 +188,8 @@ async def launch(
                 when_hot=cast(HeatRule, services.settings.get("when_hot", node)),
                 credential=credential,
                 election=election,
+                proof=keys.proof,
+                node_seed=keys.seeds[node],
             )
             for node in plan.nodes
         ]
@@ -263,6 +266,7 @@ def record_intent(
             resume_step=resume_step,
             launched_s=time.time(),
             inputs=to_wire(inputs),
+            is_signed=True,
         )
     )
     services.runs.move(run.run_id, run.attempt, "launching", "", "")

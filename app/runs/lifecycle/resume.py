@@ -22,6 +22,7 @@ from app.errors import NodeUnreachable, RunStopped, UsageError, UserError
 from app.events import RESUMABLE_STATES
 from app.progress import OnMessage
 from app.runs import preflight
+from app.runs.belief import believed_attempts, judge_statuses
 from app.runs.inputs.run_inputs import Inputs, recall_inputs, send_inputs
 from app.runs.lifecycle.election import adopt_regrouped, claim_attempt, require_majority
 from app.runs.lifecycle.launch import launch
@@ -30,7 +31,7 @@ from app.runs.lifecycle.reconcile import LOSS_GRACE_S
 from app.runs.lifecycle.resume_verification import count_logged, read_replay, require_replayable
 from app.runs.lifecycle.start_point import delete_copies, prepare_checkpoint
 from app.runs.lifecycle.takeover import require_not_taken
-from app.runs.nodes.attempt_status import active_attempts, list_attempts, stop_parts
+from app.runs.nodes.attempt_status import active_attempts, by_node, list_attempts, stop_parts
 from app.runs.rejoin import REJOIN, find_absent, find_failed_join
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -38,6 +39,9 @@ from app.text import show_list
 
 # Fenced ranks cannot commit a checkpoint any more, so there is nothing to wait for.
 LEFTOVER_GRACE_S = 5.0
+MAX_SKIPPED = 1000
+"""Maximum number of attempts that others may have started meanwhile; a node that knows a higher
+number is not believed, or it would use up all numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +151,7 @@ async def _resume(
     spec = _choose_spec(run.spec, wanted.nodes, changes)
     team = await _choose_team(services, run, wanted.nodes, automatic)
     report(f"checking {show_list(team.nodes)}")
-    attempt = await _end_earlier(services, run, team)
+    attempt, team = await _end_earlier(services, run, team)
     plan = await _plan(services, run, spec, team)
     order.phase = "copied its checkpoint"
     report("choosing a checkpoint and copying it to every node")
@@ -194,7 +198,7 @@ async def _choose_team(
         UserError: no node of the run answers, or others have resumed it or may do so.
     """
     seen = await list_attempts(services.pool, services.pool.names())
-    named = [replace(s, node=node) for node, statuses in seen.items() for s in statuses]
+    named = by_node(seen)
     require_not_taken(services, run, named)
     if how is None:
         if wanted is not None:
@@ -203,9 +207,11 @@ async def _choose_team(
             chosen = await _require_any(services, run, [node for node in run.nodes if node in seen])
         return _Team(nodes=chosen, seen=seen, is_shared=False)
     _require_pending(services, run.run_id)
-    ours = [status for status in named if status.run_id == run.run_id]
+    belief = await asyncio.to_thread(judge_statuses, services, run.run_id, named)
+    ours = belief.believed
     _require_not_resumed(services, run, ours)
-    usable = await _leave_out_unusable(services, run.run_id, tuple(seen))
+    trusted = _leave_out_doubted(services, run, tuple(seen), belief.doubted)
+    usable = await _leave_out_unusable(services, run.run_id, trusted)
     return _Team(
         nodes=await _choose_automatically(services, run, usable, how),
         seen={node: seen[node] for node in usable},
@@ -213,19 +219,37 @@ async def _choose_team(
     )
 
 
-async def _end_earlier(services: Services, run: RunRecord, team: _Team) -> int:
-    """End the remains of earlier attempts, and return the number of the next one."""
+def _leave_out_doubted(
+    services: Services, run: RunRecord, nodes: tuple[str, ...], doubted: Sequence[AttemptStatus]
+) -> tuple[str, ...]:
+    """Return the nodes without attempts of this run that nothing proves; an event names others."""
+    # Such an attempt may hold the devices or refuse the next number, and is not ours to stop.
+    found = {s.node: s.attempt for s in sorted(doubted, key=lambda s: s.attempt)}
+    for node, attempt in found.items():
+        text = (
+            f"{node} is left out: it lists an attempt {attempt} of this run, which is not of this "
+            f"home. See what it is: rackless runs found"
+        )
+        services.runs.add_event(run.run_id, "warning", text)
+    return tuple(node for node in nodes if node not in found)
+
+
+async def _end_earlier(services: Services, run: RunRecord, team: _Team) -> tuple[int, _Team]:
+    """End the remains of earlier attempts; return the number of the next one, and its nodes."""
     # Before the fence, behind which they could no longer save.
     await _stop_leftovers(services, run.run_id, team.seen, LOSS_GRACE_S, at_loss=True)
     claimed = run.attempt + 1
     if team.is_shared:
-        claimed = await claim_attempt(services, run, team.nodes)
+        claimed, granted = await claim_attempt(services, run, team.nodes)
+        # Nodes that join had no part in the lost attempt, and are not asked.
+        chosen = tuple(n for n in team.nodes if n in granted or n not in run.nodes)
+        team = replace(team, nodes=chosen)
     nodes = tuple(team.seen)
     attempt = await _raise_fence(services, run, nodes, claimed, is_claimed=team.is_shared)
     # Asked again: an old part may have come back meanwhile.
     left = await list_attempts(services.pool, nodes)
     await _stop_leftovers(services, run.run_id, left, LEFTOVER_GRACE_S)
-    return attempt
+    return attempt, team
 
 
 async def _plan(
@@ -408,8 +432,9 @@ async def _raise_fence(
     while True:
         request = RaiseFence(run_id=run.run_id, attempt=attempt)
         fences = await asyncio.gather(*(services.pool.agent(node).ask(request) for node in nodes))
-        newest = max((fence.attempt for fence in fences), default=attempt)
-        halted = max((fence.halted for fence in fences), default=0)
+        most = attempt + MAX_SKIPPED
+        newest = max((f.attempt for f in fences if f.attempt <= most), default=attempt)
+        halted = max((f.halted for f in fences if f.halted <= most), default=0)
         if newest <= attempt and halted < attempt:
             return attempt
         if is_claimed:
@@ -426,12 +451,8 @@ async def _stop_leftovers(
     *,
     at_loss: bool = False,
 ) -> None:
-    left = [
-        (node, status.attempt)
-        for node, statuses in seen.items()
-        for status in active_attempts(statuses)
-        if status.run_id == run_id
-    ]
+    believed = believed_attempts(services, run_id, by_node(seen))
+    left = [(status.node, status.attempt) for status in active_attempts(believed)]
     await asyncio.gather(
         *(
             stop_parts(services.pool, [node], run_id, attempt, grace_s, at_loss=at_loss)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from agents.contract.requests.attempts import ListAttempts, ReadAttempt, StopAttempt
 from agents.contract.run import AttemptStatus
@@ -63,6 +64,12 @@ async def list_attempts(
             task.cancel()
     found = {node: task.result() for node, task in asked.items() if task.done()}
     return {node: attempts for node, attempts in found.items() if attempts is not None}
+
+
+def by_node(answers: Mapping[str, Iterable[AttemptStatus]]) -> list[AttemptStatus]:
+    """Return all attempts, each with the name that this master has for its node."""
+    # The name in an old intent may differ, and a node may name another one.
+    return [replace(status, node=node) for node, statuses in answers.items() for status in statuses]
 
 
 async def _list_on(pool: NodePool, node: str) -> tuple[AttemptStatus, ...] | None:

@@ -216,7 +216,11 @@ def test_the_model_of_the_hub_that_a_run_trained_on_is_found_in_the_nodes_cache(
         asked.append((name, options["allow_patterns"]))
         return str(run.model)
 
+    def refuse(api, name, **options):
+        raise OSError("no route to host")
+
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
     merge_to(run, tmp_path / "out", model_path="org/tiny")
     assert (tmp_path / "out" / "config.json").exists()
     ((name, patterns),) = asked

@@ -25,5 +25,6 @@ def test_threads_of_a_rank(
     monkeypatch, num_cores: int, num_local: int, named: str, expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)))
+    monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
     monkeypatch.setenv("OMP_NUM_THREADS", named)
     assert choose_num_threads(num_local) == expected

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.node import MigGpu
 from agents.telemetry.gpu import GpuReader, find_undriven_card
 from tests.fakes.nvml import FakeCard, FakeNvml
 
@@ -141,3 +142,30 @@ def test_card_without_a_driver_is_told(tmp_path: Path, vendor: str, kind: str, f
     (device / "class").write_text(kind + "\n")
     assert bool(find_undriven_card(tmp_path)) is found
     assert find_undriven_card(tmp_path / "none") is None
+
+
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+def test_gpu_in_mig_mode_is_named_with_its_slices_and_hides_no_other() -> None:
+    slices = (f"{A100} MIG 1g.5gb", None, f"{A100} MIG 3g.20gb", None)
+    divided, whole = FakeCard(name=A100, slices=slices), FakeCard(uuid="GPU-b")
+    reader = GpuReader(FakeNvml(divided, whole))
+    assert [(card.uuid, card.index) for card in reader.read_facts()] == [("GPU-b", 1)]
+    assert [card.uuid for card in reader.sample()] == ["GPU-b"]
+    assert reader.problem is None
+    names = tuple(name for name in slices if name)
+    assert reader.mig == [MigGpu(index=0, name=A100, slices=names)]
+
+
+def test_gpu_in_mig_mode_without_slices_is_named() -> None:
+    reader = GpuReader(FakeNvml(FakeCard(name=A100, slices=(None,) * 7)))
+    assert (reader.read_facts(), reader.mig) == ((), [MigGpu(index=0, name=A100)])
+
+
+def test_mode_after_the_next_reset_and_cards_without_modes_change_nothing() -> None:
+    old = FakeCard(uuid="GPU-b")
+    old.values["nvmlDeviceGetCudaComputeCapability"] = (7, 5)
+    reader = GpuReader(FakeNvml(FakeCard(), old))
+    assert len(reader.read_facts()) == 2
+    assert reader.mig == []

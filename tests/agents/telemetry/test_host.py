@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agents.limits import parse_memory
 from agents.telemetry.host import (
     Host,
     Rate,
     parse_cpu_times,
     parse_disks,
     parse_load,
-    parse_memory,
     parse_network,
     read_disk,
 )

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from agents.node.facts import read_gpus
-from agents.state import Home, Identity, identity_from, open_home, read_json
+from agents.state import Home, Identity, archive_path, identity_from, open_home, read_json
+from agents.telemetry import lease
 from agents.telemetry import recorder as module
 from agents.telemetry.gpu import GpuReader
 from agents.telemetry.lease import keep_recorder, read_renewal, renew
@@ -73,6 +74,21 @@ def test_recorder_of_another_version_makes_room(home: Home) -> None:
     time.sleep(0.1)
     assert first.is_alive()
     keep_recorder(home, "/elsewhere/newer.zip", replace=True)
+    wait_for(lambda: find_recorder(home) not in (None, first))
+    assert not first.is_alive()
+
+
+def test_recorder_with_other_limits_makes_room(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_recorder(home, REPOSITORY, replace=True)
+    wait_for(lambda: find_recorder(home) and num_samples(home))
+    first = find_recorder(home)
+    assert first is not None
+    keep_recorder(home, archive_path(), replace=True)
+    assert find_recorder(home) == first
+    # This server is in a container of 2 GiB, and the recorder is not.
+    limits = {None: (2 << 30, None), first.pid: (None, None)}
+    monkeypatch.setattr(lease, "read_group_limits", lambda process=None: limits[process])
+    keep_recorder(home, archive_path(), replace=True)
     wait_for(lambda: find_recorder(home) not in (None, first))
     assert not first.is_alive()
 

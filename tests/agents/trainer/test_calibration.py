@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,14 @@ import torch
 
 from agents.contract.node import Calibration
 from agents.contract.requests.jobs import CalibrationJob
+from agents.contract.spec import DataSpec, RunSpec
 from agents.contract.wire import from_wire, to_wire
+from agents.trainer import calibration
 from agents.trainer.calibration import calibrate, main
+from agents.trainer.rank.device import choose_dtype
+from app.planning.hardware.cluster import PlannedGpu
+from app.planning.hardware.measurement_limits import find_fault
+from app.planning.memory.gpu import choose_dtype as plan_dtype
 
 
 def run_job(folder: Path, device: str, seconds: float) -> int:
@@ -34,6 +41,7 @@ def test_cpu_is_measured_and_the_report_is_written(
     assert found.memory_bytes_per_s is not None
     assert found.memory_bytes_per_s > 1e7
     assert (found.to_host_bytes_per_s, found.unpack_values_per_s) == (None, None)
+    assert found.precision == "float32"
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {line["kind"] for line in said} == {"progress"}
 
@@ -78,3 +86,43 @@ def test_a_measurement_on_a_busy_pc_knows_what_others_used(tmp_path: Path) -> No
     assert found.other_load is not None
     assert found.other_load > 0.15
     assert found.spread is not None
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [
+        ((6, 1), torch.float16), ((7, 0), torch.float16), ((7, 5), torch.float16),
+        ((8, 0), torch.bfloat16), ((8, 9), torch.bfloat16), ((12, 0), torch.bfloat16),
+    ],
+)  # fmt: skip
+def test_card_is_measured_in_the_type_of_training(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype
+) -> None:
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    # Emulation counts as support.
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    made: list[torch.dtype] = []
+    monkeypatch.setattr(calibration, "repeat_work", lambda *_: [1.0])
+
+    def make(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        made.append(dtype)
+        return torch.zeros(1, 1, dtype=dtype)
+
+    for name in ("randn", "empty"):
+        monkeypatch.setattr(torch, name, make)
+    calibration.measure_matrix(gpu, 0.1)
+    assert made == [dtype] * 3
+    assert choose_dtype("auto", gpu) == dtype
+    spec = RunSpec(model="m", data=DataSpec(train="d"))
+    memory = PlannedGpu(name="x", memory_bytes=8 << 30, capability=capability).memory
+    assert memory is not None
+    assert plan_dtype(spec, memory) == {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+
+
+def test_measurement_of_an_emulated_type_is_not_used() -> None:
+    old = Calibration(card="NVIDIA GeForce RTX 2080 Ti", matrix_flops_per_s=1e12)
+    assert "only emulates" in find_fault(old, capability=(7, 5))
+    assert find_fault(replace(old, precision="float16"), capability=(7, 5)) == ""
+    assert find_fault(old, capability=(8, 6)) == ""
+    assert find_fault(old) == ""

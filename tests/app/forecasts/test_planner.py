@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.node import Calibration, GpuFacts, GpuSample, InterfaceFacts, NodeFacts, Sample
+from agents.contract.node import (
+    Calibration,
+    GpuFacts,
+    GpuSample,
+    InterfaceFacts,
+    MigGpu,
+    NodeFacts,
+    Sample,
+)
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.errors import UserError
 from app.forecasts.learning import compare_run
@@ -53,6 +61,25 @@ def test_a_plan_of_a_well_known_model_needs_no_file_and_no_network(services: Ser
     assert "sizes of meta-llama/Llama-2-7b-hf: from Rackless's own table" in plan.assumptions
     assert "gamma does not answer and took no part in this plan" in plan.assumptions
     assert any("rackless preview counts it" in text for text in plan.assumptions)
+
+
+def test_a_plan_names_cards_that_cannot_train_and_measurements_that_are_not_used(
+    services: Services,
+) -> None:
+    divided = MigGpu(index=1, name="NVIDIA A100")
+    turing = "NVIDIA GeForce RTX 2080 Ti"
+    gpu = GpuFacts(uuid="GPU-2", index=0, name=turing, memory_bytes=11 * GIB, capability="7.5")
+    facts = {"alpha": make_facts(gpus=(gpu,), memory_bytes=32 * GIB, mig_gpus=(divided,))}
+    found = Calibration(card=turing, matrix_flops_per_s=1e12)
+    for precision, is_used in (("", False), ("float16", True)):
+        services.planning.save_calibration("alpha", "GPU-2", replace(found, precision=precision))
+        cluster = describe_nodes(services.planning, facts)
+        assert (cluster.nodes[0].gpus[0].calibration is not None) == is_used
+        plan = ask(services, LLAMA, cluster)
+        assert any("which this card only emulates" in t for t in plan.assumptions) != is_used
+        assert (
+            "alpha: GPU 1 (NVIDIA A100) is in MIG mode without slices, so no program can use it"
+        ) in plan.assumptions
 
 
 def test_config_of_a_folder_on_the_nodes_is_asked_for_there(

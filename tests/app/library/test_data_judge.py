@@ -86,7 +86,7 @@ def test_of_a_folder_the_file_with_the_first_such_row_is_named(
     folder = tmp_path / "d"
     folder.mkdir()
     write(folder / "a.jsonl", [QA, QA])
-    write(folder / "b.jsonl", [QA, {**QA, "history": [["Who?", "Ann."]]}])
+    write(folder / "b.jsonl", [QA, {**QA, "history": ["Ann asked who founded it."]}])
     with pytest.raises(UserError, match=r"in 1 of 4 rows \(25 %\), b\.jsonl, row 2, 'history'"):
         asyncio.run(start_run(services, with_data(spec, folder)))
 

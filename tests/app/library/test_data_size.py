@@ -43,7 +43,7 @@ def test_a_giant_row_behind_a_short_one_is_not_taken_for_many_short_ones(tmp_pat
         ("a.json", json.dumps({"version": 1, "data": [ROW, ROW, ROW]}), 3),
         ("a.json", json.dumps(ROW), 1),
         ("a.csv", "instruction,output\nabcdefgh,ijklmnop\nq,r\n", 2),
-        ("a.txt", "one line\n\nanother\n", 2),
+        ("a.txt", "one line\n\nanother\n", 1),
         ("a.jsonl", json.dumps(ROW) + "\n{broken\n", 1),
     ],
 )
@@ -56,7 +56,8 @@ def test_small_files_are_counted_whole(tmp_path: Path, name: str, text: str, num
 def test_folder_counts_all_its_files(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("12345678\n" * 5)
-    assert guess_data(tmp_path).num_rows == 10
+    assert guess_data(tmp_path).num_rows == 2
+    assert guess_data(tmp_path, DataSpec(train="-", documents="line")).num_rows == 10
 
 
 @pytest.mark.parametrize(
@@ -100,8 +101,12 @@ def test_what_tells_nothing_is_not_guessed(tmp_path: Path, name: str) -> None:
 
 def test_long_rows_are_cut_as_the_run_does(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 40_000 + "\n")
-    spec = RunSpec(model="m", data=DataSpec(train="t"), sequence_tokens=512)
+    data = DataSpec(train="t", long_text="cut")
+    spec = RunSpec(model="m", data=data, sequence_tokens=512)
     cut = cut_and_pack(guess_data(tmp_path / "a.txt"), spec)
     assert (cut.mean_tokens, cut.longest_tokens) == (512, 512)
     pairs = cut_and_pack(guess_data(tmp_path / "a.txt"), replace(spec, objective="dpo"))
     assert pairs.longest_tokens == 1024
+    split = cut_and_pack(guess_data(tmp_path / "a.txt"), replace(spec, data=DataSpec(train="t")))
+    assert (split.num_rows, split.longest_tokens) == (20, 512)
+    assert not split.findings

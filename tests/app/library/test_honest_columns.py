@@ -167,7 +167,7 @@ HELD: dict[str, tuple[Any, ...]] = {
     "question": ("And who lives there?",),
 }
 CHANGED: dict[str, tuple[Any, ...]] = {
-    "history": ([["Who?", "Ann."]], [["Hi", "Ho"]], "Ann asked who founded it.", ["Hi"]),
+    "history": ("Ann asked who founded it.", ["Hi"]),
     "previous_messages": ([ASKED], json.dumps([ASKED])),
     "system_prompt": ("Answer as a pirate.", "s"),
     "available_tools": ([{"name": "f"}], ["web_search"], '[{"name": "f"}]'),
@@ -219,7 +219,12 @@ def test_what_is_said_about_a_picture_is_named_only(column: str, value: Any) -> 
     assert (found.kind, found.consequence) == ("media", "warn")
 
 
-def test_a_mark_on_a_question_does_not_hide_the_one_on_an_answer() -> None:
-    marked = [{**ASKED, "train": False}, {**ANSWERED, "train": False}]
-    (found,) = judge({"messages": marked})
-    assert (found.kind, found.consequence, found.count) == ("weight", "refuse", 1)
+@pytest.mark.parametrize(
+    ("mark", "kind"),
+    [({"train": 0.5}, "weight"), ({"feedback": "bad"}, "verdict"), ({"liked": False}, "verdict")],
+)
+def test_a_mark_on_a_question_does_not_hide_the_one_on_an_answer(
+    mark: dict[str, Any], kind: str
+) -> None:
+    (found,) = judge({"messages": [{**ASKED, **mark}, {**ANSWERED, **mark}]})
+    assert (found.kind, found.consequence, found.count) == (kind, "refuse", 1)

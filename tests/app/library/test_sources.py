@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError
 from agents.trainer.data.rows import RowReader, find_files
 from agents.trainer.data.tally import Tally
@@ -198,7 +199,7 @@ def trains(path: Path) -> bool:
     """Tell whether a node would train on the file."""
     tally = Tally(name=str(path))
     try:
-        rows = sum(1 for _ in RowReader(find_files(path), "auto", "sft", tally))
+        rows = sum(1 for _ in RowReader(find_files(path), DataSpec(train="-"), "sft", tally))
         tally.check_usable(rows)
     except ExpectedError:
         return False

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from agents.contract.node import NodeFacts, ResourceLimit
 from agents.contract.parallel import ParallelMode
 from agents.contract.spec import AdapterKind
 from app.planning.accuracy.learning import Corrections, RunOutcome
 from app.planning.advice.changes import apply_change
 from app.planning.candidate import Candidate
-from app.planning.hardware.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode
+from app.planning.hardware.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode, make_cluster
 from app.planning.plan import DataSize, Plan, make_plan
 from app.presentation.model_text import describe_limits
 from tests.app.planning.clusters import GIB, ask, example, llama, make_node, make_pcs
@@ -309,6 +310,17 @@ def test_what_does_not_fit_is_offered_every_kind_of_change_that_would_make_it_fi
     assert {"recompute", "memory_gib", "adapter.kind", "sequence_tokens"} <= changed
     for advice in plan.advice:
         assert make_plan(replace(tight, spec=apply_change(tight.spec, advice.change))).chosen
+
+
+def test_a_cpu_computes_in_the_ram_that_a_limit_leaves() -> None:
+    facts = NodeFacts(
+        hostname="n", os="", kernel="", python="", architecture="", cpu="AMD", num_cores=4,
+        memory_bytes=GIB // 2, pc_memory_bytes=64 * GIB,
+        limits=(ResourceLimit(kind="memory", amount=GIB // 2, place="/sys/fs/cgroup/memory.max"),),
+    )  # fmt: skip
+    plan = make_plan(ask(make_cluster({"pc": facts})))
+    assert plan.chosen is None
+    assert "as /sys/fs/cgroup/memory.max limits it to 0.5 GiB" in plan.others[0].reason
 
 
 def test_a_memory_limit_is_one_of_gpus() -> None:

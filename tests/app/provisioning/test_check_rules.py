@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agents.contract.environments import DeviceTrial, EnvironmentTrial
-from agents.contract.node import EnvironmentReport, GpuFacts, NodeFacts
+from agents.contract.node import EnvironmentReport, GpuFacts, MigGpu, NodeFacts
 from agents.contract.requests.examination import DriverFacts, Examination
 from app.nodes.endpoints import Endpoint
 from app.provisioning import check_rules as rules
@@ -185,6 +185,26 @@ def test_a_card_that_no_build_serves_with_its_driver_fails_but_in_the_users_own_
     assert "driver 560.1 is older than 580" in row.message
     (row,) = rules.judge_gpus(replace(pc, environment=replace(BUILT, built_with=None)))
     assert row.status == "warn"
+
+
+@pytest.mark.parametrize(
+    ("slices", "says"),
+    [
+        (("NVIDIA A100 MIG 1g.5gb", "NVIDIA A100 MIG 3g.20gb"), "into 1g.5gb and 3g.20gb, and"),
+        ((), "is in MIG mode without slices"),
+    ],
+)
+def test_a_gpu_in_mig_mode_is_named_and_turns_whole_by_a_command(
+    slices: tuple[str, ...], says: str
+) -> None:
+    divided = MigGpu(index=2, name="NVIDIA A100", slices=slices)
+    (row,) = rules.judge_gpus(node(replace(FACTS, gpus=(), mig_gpus=(divided,))))
+    assert row.status == "fail"
+    assert "GPU 2 (NVIDIA A100)" in row.message
+    assert says in row.message
+    assert "nvidia-smi -i 2 -mig 0" in row.fix
+    rows = rules.judge_gpus(node(replace(FACTS, gpus=(CARD,), mig_gpus=(divided,))))
+    assert [row.status for row in rows] == ["pass", "warn"]
 
 
 def test_an_environment_that_cannot_train_or_is_for_other_gpus_fails() -> None:

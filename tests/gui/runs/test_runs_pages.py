@@ -11,12 +11,14 @@ import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QLabel
 
 from app.core.runs import FindCheckpoints
 from app.errors import UsageError, UserError
 from app.events import (
     Certificate,
     EvaluationRecord,
+    FoundRun,
     PhaseProgress,
     RunChanged,
     RunEvent,
@@ -34,6 +36,7 @@ from app.gui.new_run.new_run_dialog import NewRunDialog
 from app.gui.new_run.run_file_dialog import RunFileDialog
 from app.gui.runs.resume_dialog import ResumeDialog, describe_choice
 from app.gui.runs.run_actions import can_resume, can_stop
+from app.gui.runs.runs_page import RunsPage
 from app.gui.tables.run_columns import rank_columns
 from app.text import show_loss
 from tests.fakes.cluster import make_preview
@@ -502,6 +505,35 @@ def test_another_masters_run_can_be_taken_over(busy, page):
     press(page.head, "Take over\u2026")
     busy.wait_for(lambda: "Took over" in page.banner.message())
     assert busy.called("runs.take_over") == [(RUN,)]
+
+
+def test_a_run_that_is_not_ours_is_shown_and_left_to_the_user(busy):
+    page = busy.window.findChild(RunsPage)
+    assert page.found.isHidden()
+    found = FoundRun(
+        run_id="20261128-190000-abc",
+        attempt=7,
+        name="diary",
+        node="beta",
+        state="running",
+        is_active=True,
+        started_s=None,
+        master=None,
+        files=("/home/me/diary.txt", "me/model"),
+    )
+    other = replace(found, run_id="20261128-190000-xyz", node="gamma")
+    busy.core.on_loop(busy.core.put_found, [found, other])
+    busy.wait_for(lambda: not page.found.isHidden())
+    labels = [label.text() for label in page.found.findChildren(QLabel)]
+    assert any("Found on beta, not yours: attempt 7 of diary" in text for text in labels)
+    asked = answer_question("Watch it")
+    page.found.adopt(found)
+    busy.wait_for(lambda: busy.called("runs.adopt"))
+    assert busy.called("runs.adopt") == [(found.run_id, "beta", found.files)]
+    assert any("/home/me/diary.txt" in text for text in asked)
+    page.found.ignore(other)
+    busy.wait_for(page.found.isHidden)
+    assert busy.called("runs.ignore") == [(other.run_id, "gamma")]
 
 
 def test_save_now_tells_the_step_and_the_stall(busy, page):

@@ -67,7 +67,7 @@ def _with_file(name: str, content: bytes, read: Any) -> None:
 
 def _read_rows(path: Path) -> None:
     tally = Tally(name=str(path))
-    reader = RowReader(find_files(path), "auto", "sft", tally, enforce=True)
+    reader = RowReader(find_files(path), DataSpec(train="-"), "sft", tally, enforce=True)
     tally.check_usable(sum(1 for _ in reader))
     for found in reader.findings:
         say_finding(found).encode()

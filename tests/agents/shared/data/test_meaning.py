@@ -43,7 +43,8 @@ def write(path, rows):
 
 
 def make_spec(path, **changes):
-    data = {key: changes.pop(key) for key in ("format", "ignore_columns") if key in changes}
+    names = ("format", "ignore_columns", "long_text")
+    data = {key: changes.pop(key) for key in names if key in changes}
     data = DataSpec(train=str(path), **data)
     return RunSpec(model="m", data=data, **{"sequence_tokens": 64, **changes})
 
@@ -90,14 +91,13 @@ WRONG = {
     "pixels": (QA, "pixel_values", [None, [[0.5]]]),
     "audio": (CHAT, "audios", [None, ["a.wav"]]),
     "unheard-of": (CHAT, "scan", ["", "pages/1.TIFF"]),
-    "history": (ALPACA, "history", [[], [["Who?", "Ann."]]]),
+    "history": (ALPACA, "history", ["", "Ann asked who founded the town."]),
     "dolly": (ALPACA, "context", ["", "Brenford was founded by Oren Dale."]),
     "orca": (QA, "system_prompt", ["", "Answer as a pirate."]),
     "choices": (ALPACA, "choices", [[], ["Ann", "Oren"]]),
     "weight": (CHAT, "weight", [1.0, 0.0]),
     "mask": (QA, "loss_mask", [[1, 1], [1, 0]]),
     "second question": (ALPACA, "question", ["", "And who lives there?"]),
-    "input of a pair": (PAIR, "input", ["", "Brenford was founded by Oren Dale."]),
 }
 
 
@@ -169,15 +169,6 @@ def test_pictures_inside_of_a_table_are_refused_without_being_read(tmp_path, tok
         train(write(tmp_path / "a.parquet", rows), tokenizer)
 
 
-@pytest.mark.parametrize("flag", [{"train": False}, {"masked": True}, {"loss": False}])
-def test_answers_that_are_not_to_be_learned_refuse_the_data(tmp_path, tokenizer, flag):
-    user, answer = CHAT["messages"]
-    rows = [CHAT, {"messages": [user, {**answer, **flag}]}]
-    (key,) = flag
-    with pytest.raises(ExpectedError, match=rf"in 1 of 2 rows.*'messages\[\]\.{key}' asks"):
-        train(write(tmp_path / "a.jsonl", rows), tokenizer)
-
-
 def test_a_preview_names_every_column_that_is_not_used_with_its_share(tmp_path):
     rows = [{**CHAT, "source": "web", "score": number / 2} for number in range(8)]
     rows[0]["notes"] = "new"
@@ -240,7 +231,7 @@ def test_the_share_of_tokens_that_is_cut_is_told_with_the_worst_file(tmp_path, t
     folder.mkdir()
     write(folder / "long.jsonl", [{"text": "The river runs on. " * 100}] * 3)
     write(folder / "short.jsonl", [{"text": "The river."}] * 3)
-    found = train(folder, tokenizer)
+    found = train(folder, tokenizer, long_text="cut")
     (cut,) = (one for one in found.findings if one.kind == "cut")
     assert cut.consequence == "warn"
     assert cut.total - cut.count == found.num_tokens.sum()
@@ -263,12 +254,11 @@ def test_a_very_long_text_keeps_its_beginning_and_counts_whole(tmp_path, tokeniz
     monkeypatch.setattr("agents.trainer.data.tokens._CHARS_AT_ONCE", 2000)
     monkeypatch.setattr("agents.trainer.data.tokens._PIECE_CHARS", 1000)
     path = write(tmp_path / "a.jsonl", [{"text": "The river runs on. " * 500}])
-    found = train(path, tokenizer)
+    found = train(path, tokenizer, long_text="cut")
     monkeypatch.undo()
     (tmp_path / "b").mkdir()
-    other = train(
-        write(tmp_path / "b" / "a.jsonl", [{"text": "The river runs on. " * 500}]), tokenizer
-    )
+    path = write(tmp_path / "b" / "a.jsonl", [{"text": "The river runs on. " * 500}])
+    other = train(path, tokenizer, long_text="cut")
     assert found.first_rows(1)[0][0].ids.tolist() == other.first_rows(1)[0][0].ids.tolist()
     (one,), (two,) = found.findings, other.findings
     assert abs(one.total - two.total) <= 10

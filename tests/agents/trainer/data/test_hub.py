@@ -131,10 +131,11 @@ class Unknown(RepositoryNotFoundError):
     ],
 )
 def test_a_model_that_the_hub_does_not_give_is_said(monkeypatch, error, message, hint):
-    def refuse(name, **options):
+    def refuse(*names, **options):
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
     with pytest.raises(ExpectedError, match=message) as caught:
         find_model("org/name")
     assert hint in caught.value.hint

@@ -27,9 +27,11 @@ def blobs(tmp_path, monkeypatch):
 
     def tell(api, model, **options):
         lfs = SimpleNamespace(sha256=BLOB)
-        weights = SimpleNamespace(rfilename="w.safetensors", size=1000, lfs=lfs, blob_id="b")
+        weights = SimpleNamespace(rfilename="model.safetensors", size=1000, lfs=lfs, blob_id="b")
         other = SimpleNamespace(rfilename="w.bin", size=1 << 60, lfs=None, blob_id="c")
-        return SimpleNamespace(siblings=[weights, other])
+        name = "consolidated.safetensors"
+        copy = SimpleNamespace(rfilename=name, size=1 << 60, lfs=None, blob_id="d")
+        return SimpleNamespace(siblings=[weights, other, copy], sha="c" * 40)
 
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", tell)
@@ -48,6 +50,7 @@ def test_the_share_of_what_is_lacking_is_told(blobs, monkeypatch):
             assert time.monotonic() < deadline_s
             time.sleep(0.005)
         (blobs / f"{BLOB}.incomplete").rename(blobs / BLOB)
+        return ""
 
     monkeypatch.setattr(hub_fetch, "LOOK_S", 0.005)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -80,7 +83,7 @@ def test_without_a_network_the_cache_decides(blobs, monkeypatch):
     asked = []
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
     monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda model, **options: asked.append(options)
+        huggingface_hub, "snapshot_download", lambda model, **options: asked.append(options) or ""
     )
     fetch_model("org/tiny", print)
     assert [options["local_files_only"] for options in asked] == [True]

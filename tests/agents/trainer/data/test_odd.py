@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError
 from agents.trainer.data.cache import load_examples
 from agents.trainer.data.rows import find_files
@@ -68,7 +69,8 @@ def test_neither_a_bom_nor_crlf_moves_a_token(tmp_path, tokenizer, name, mark, e
 def test_text_files_lose_their_mark_and_line_ends(tmp_path, tokenizer, ends):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbf" + ends.join(["one", "two", ""]).encode())
-    found = load(path, tokenizer, tmp_path)
+    by_lines = DataSpec(train="train.jsonl", documents="line")
+    found = load(path, tokenizer, tmp_path, data=by_lines)
     texts = [tokenizer.decode(row[0].ids, skip_special_tokens=True) for row in found.first_rows(9)]
     assert texts == ["one", "two"]
 

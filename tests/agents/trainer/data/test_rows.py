@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError
 from agents.trainer.data import files, parquet_reader
 from agents.trainer.data.conversations import ConversationTurn
@@ -33,7 +34,8 @@ def write(tmp_path, name, content):
 
 def read_rows(path, data_format, objective="sft"):
     tally = Tally(name=str(path))
-    reader = RowReader(find_files(path), data_format, objective, tally)
+    data = DataSpec(train="-", format=data_format, documents="line")
+    reader = RowReader(find_files(path), data, objective, tally)
     rows = list(reader)
     tally.check_usable(len(rows))
     return SimpleNamespace(rows=rows, skipped=tally.named, format=reader.format, tally=tally)
@@ -298,9 +300,8 @@ CALLS = "message 2 calls a tool, which is not trained"
         ({"content": "Blue"}, {"tools": [CALL]}, "'tools' offers tools, which is not trained"),
         ({"content": "Blue"}, {"tools": json.dumps([CALL])}, "'tools' offers tools"),
         ({"content": "Blue"}, {"functions": [CALL]}, "'functions' offers tools"),
-        ({"content": "Blue", "weight": 0}, {}, "message 2 has the weight 0; only 1 is trained"),
         ({"content": "Blue", "weight": 0.5}, {}, "message 2 has the weight 0.5"),
-        ({"content": "Blue", "weight": "x" * 9999}, {}, f"the weight '{'x' * 39}; only 1"),
+        ({"content": "Blue", "weight": "x" * 9999}, {}, f"the weight '{'x' * 39}"),
     ],
 )
 @pytest.mark.parametrize("shape", ["messages", "prompt", "chosen"])
@@ -315,7 +316,7 @@ def test_what_is_not_trained_costs_its_row_and_is_named(tmp_path, answer, column
     path = write(tmp_path, "a.jsonl", json.dumps({**rows[shape], **columns}))
     objective = "dpo" if shape == "chosen" else "sft"
     tally = Tally(name="a")
-    assert not list(RowReader(find_files(path), "auto", objective, tally))
+    assert not list(RowReader(find_files(path), DataSpec(train="-"), objective, tally))
     (skipped,) = tally.named
     assert reason in skipped.reason
     assert skipped.malformed

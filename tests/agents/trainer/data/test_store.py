@@ -176,7 +176,7 @@ def test_the_same_bytes_are_other_rows_by_another_name(tmp_path, tokenizer):
     for name in ("a.txt", "a.jsonl", "a.csv"):
         path = tmp_path / name
         path.write_text('{"text": "one"}\n{"text": "two"}\n' if name != "a.csv" else "text\none\n")
-        data = DataSpec(train="d", format="text")
+        data = DataSpec(train="d", format="text", documents="line")
         found = load(path, tokenizer, tmp_path / "c", data=data)
         rows[name] = [decode(tokenizer, example)[0] for example in found]
     assert rows["a.txt"][0] == '{"text": "one"}<|end|>'

@@ -291,6 +291,20 @@ def test_a_pc_without_ram_is_named(all_modes: None) -> None:
     assert "GiB of RAM and has 2.2 to spare, as WSL pins less than half" in wsl.others[0].reason
 
 
+def test_a_limit_of_ram_is_named_where_a_plan_does_not_fit(all_modes: None) -> None:
+    place = "/sys/fs/cgroup/user.slice/memory.max"
+    (node,) = small_pc(ram_gib=4).nodes
+    limited = Cluster(nodes=(replace(node, ram_limit=place),))
+    plan = make_plan(ask_70b(limited, parallel="streamed"))
+    says = f"to spare, as {place} limits it to 4.0 GiB"
+    assert says in plan.others[0].reason
+    assert says in plan.advice[0].text
+    case = open_case(ask_70b(limited))
+    found = plan_streamed(case, case.workers)
+    assert found is not None
+    assert says in (find_problem(found, ()) or ("",))[0]
+
+
 def test_a_forecast_that_is_a_little_off_refuses_nothing(all_modes: None) -> None:
     case = open_case(ask(SEVEN, "13B"))
     (gpu, *_) = plan_pipelines(case, [case.workers]).gpus  # type: ignore[union-attr]

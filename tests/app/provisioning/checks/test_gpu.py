@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from agents.contract.environments import EnvironmentTrial
-from agents.contract.node import AllReduceResult, EnvironmentReport, GpuFacts, GpuUse, TorchFacts
+from agents.contract.node import (
+    AllReduceResult,
+    EnvironmentReport,
+    GpuFacts,
+    GpuUse,
+    MigGpu,
+    TorchFacts,
+)
 from app.provisioning.checks.gpu import judge_driver
 from app.provisioning.checks.reduce import can_use_nccl, judge_nccl
 from app.provisioning.checks.torch import judge_torch
@@ -54,6 +61,9 @@ def test_card_that_is_no_gpu(changes: dict[str, Any], says: str) -> None:
 def test_driver_that_works_and_pcs_without_cards() -> None:
     (row,) = judge_driver(checked(driver_with(**LOADED), facts=ON_GPU))
     assert (row.status, row.fix) == ("pass", "")
+    divided = replace(FACTS, mig_gpus=(MigGpu(index=0, name="NVIDIA A100"),))
+    (row,) = judge_driver(checked(driver_with(**LOADED), facts=divided))
+    assert row.status == "pass"
     assert judge_driver(checked(driver_with(num_cards=0))) == ()
     (row,) = judge_driver(checked(driver_with()))
     assert row.status == "unknown"

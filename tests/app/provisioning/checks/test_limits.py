@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from agents.contract.node import ResourceLimit
 from app.provisioning.checks import limits
-from tests.fakes.checked import checked, system_with
+from tests.fakes.checked import FACTS, checked, system_with
+
+PIDS, CPUS = "/sys/fs/cgroup/x/pids.max", "/sys/fs/cgroup/x/cpu.max"
 
 
 @pytest.mark.parametrize(
@@ -30,3 +34,20 @@ def test_what_programs_get(judge: str, changes: dict[str, Any], status: str, say
     assert (row.status, row.node) == (status, "a")
     assert says in row.message
     assert (row.fix == "") == (status == "pass")
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "says"),
+    [
+        (ResourceLimit(kind="processes", amount=512, place=PIDS), "warn", "permits only 512"),
+        (ResourceLimit(kind="processes", amount=5000, place=PIDS), "pass", "processes 5000"),
+        (ResourceLimit(kind="cpus", amount=0.5, place=CPUS), "warn", "leaves this node 0.5"),
+        (ResourceLimit(kind="cpus", amount=1.5, place=CPUS), "pass", f"(limit: 1.5 by {CPUS})"),
+    ],
+)
+def test_limits_of_groups_are_named(limit: ResourceLimit, status: str, says: str) -> None:
+    facts = replace(FACTS, num_cores=1, pc_num_cores=16, limits=(limit,))
+    (row,) = limits.judge_limits(checked(system_with(), facts=facts))
+    assert row.status == status
+    assert says in row.message
+    assert (limit.place in row.fix) == (status == "warn")

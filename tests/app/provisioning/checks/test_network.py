@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agents.contract.node import InterfaceFacts, LinkProbe
-from agents.contract.requests.examination import DeviceFacts, RdmaFacts, Route
+from agents.contract.requests.examination import NO_LIMIT, DeviceFacts, RdmaFacts, Route, Sudo
 from app.nodes.client import NodeClient
 from app.provisioning.check_row import CheckedGroup
 from app.provisioning.checks import links, network
@@ -132,6 +132,20 @@ def test_cloned_disk_is_told_from_two_nodes_on_one_pc() -> None:
     nameless = checked(facts=replace(FACTS, machine_id=None))
     (row,) = network.judge_machines(group_of(nameless))
     assert row.status == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("locked", "sudo", "status"),
+    [(8 << 20, "password", "warn"), (8 << 20, "root", "pass"), (NO_LIMIT, "none", "pass")],
+)
+def test_rdma_needs_memory_that_may_be_locked(locked: int, sudo: Sudo, status: str) -> None:
+    ports = (RdmaFacts(name="mlx5_0", state="ACTIVE", rate="100 Gb/s", link="InfiniBand"),)
+    node = checked(network_with(CARD, rdma=ports))
+    system = replace(node.examination.system, max_locked_bytes=locked, sudo=sudo)
+    examination = replace(node.examination, system=system)
+    (row,) = network.judge_rdma(replace(node, examination=examination))
+    assert row.status == status
+    assert ("8.0 MiB of memory" in row.message) == ("memlock" in row.fix) == (status == "warn")
 
 
 def test_ports_and_rdma() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agents.contract.node import InterfaceFacts
+from agents.contract.node import InterfaceFacts, NodeFacts, ResourceLimit
 from app.provisioning.checks import system
 from tests.fakes.checked import FACTS, checked, system_with
 
@@ -82,6 +82,47 @@ def test_memory(total: int | None, free: int | None, status: str) -> None:
     )
     (row,) = system.judge_memory(checked(facts=facts))
     assert row.status == status
+
+
+MEMORY_LIMIT = ResourceLimit(kind="memory", amount=2 << 30, place="/sys/fs/cgroup/x/memory.max")
+
+
+def limited(*limits: ResourceLimit, total_gib: int = 2, free_gib: int = 1) -> NodeFacts:
+    return replace(
+        FACTS,
+        memory_bytes=total_gib << 30,
+        memory_available_bytes=free_gib << 30,
+        pc_memory_bytes=64 << 30,
+        limits=limits,
+    )
+
+
+def test_limit_of_a_group_is_named_with_its_place() -> None:
+    (row,) = system.judge_memory(checked(facts=limited(MEMORY_LIMIT)))
+    assert row.status == "warn"
+    assert (
+        "/sys/fs/cgroup/x/memory.max leaves this node 2.0 GiB of its PC's 64.0 GiB" in row.message
+    )
+    assert "/sys/fs/cgroup/x/memory.max" in row.fix
+    wide = replace(MEMORY_LIMIT, amount=32 << 30)
+    (row,) = system.judge_memory(checked(facts=limited(wide, total_gib=32, free_gib=30)))
+    assert row.status == "pass"
+    assert "limited by /sys/fs/cgroup/x/memory.max, while the PC has 64.0 GiB" in row.message
+
+
+def test_limit_of_a_login_says_where_to_raise_it() -> None:
+    (row,) = system.judge_memory(checked(facts=limited(replace(MEMORY_LIMIT, place="ulimit -v"))))
+    assert "ulimit -v leaves this node 2.0 GiB" in row.message
+    assert "/etc/security/limits.conf" in row.fix
+
+
+def test_group_without_swap_needs_no_file_of_swap() -> None:
+    limit = ResourceLimit(kind="swap", amount=0, place="/sys/fs/cgroup/x/memory.swap.max")
+    (row,) = system.judge_swap(checked(system_with(swap_bytes=0), facts=limited(limit)))
+    assert row.status == "warn"
+    assert "memory.swap.max" in row.message
+    assert "mkswap" not in row.fix
+    assert row.repair is None
 
 
 def test_swap_matters_with_little_memory() -> None:

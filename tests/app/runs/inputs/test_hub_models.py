@@ -39,6 +39,11 @@ from tests.fakes.ssh import nodes
 MODEL, REVISION = "org/tiny", "c" * 40
 FILES = {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"weights" * 999}
 
+COPIES = (
+    "training.bin", "consolidated.safetensors", "consolidated.safetensors.index.json",
+    "model.fp16.safetensors", "original/params.json", "onnx/model.safetensors", "x.gguf",
+)  # fmt: skip
+
 
 def fill_cache(cache: Path) -> Path:
     """Write a snapshot as huggingface_hub leaves it; return the repository's folder."""
@@ -105,9 +110,24 @@ def test_a_snapshot_that_is_not_whole_is_none(tmp_path: Path) -> None:
     whole = hashlib.sha256(FILES["model.safetensors"]).hexdigest()
     (repository / "blobs" / f"{whole}.1234abcd.incomplete").write_text("")  # killed, then done
     assert read_snapshot(MODEL, environ) is not None
-    index = repository / "snapshots" / REVISION / "model.safetensors.index.json"
-    index.write_text('{"weight_map": {"a": "model-2.safetensors"}}')
+    folder = repository / "snapshots" / REVISION
+    (repository / "blobs" / ("d" * 40)).write_text('{"weight_map": {"a": "model-2.safetensors"}}')
+    (folder / "model.safetensors.index.json").symlink_to(f"../../blobs/{'d' * 40}")
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     assert read_snapshot(MODEL, environ) is None
+    (folder / "model-1.safetensors").rename(folder / "model-2.safetensors")
+    assert read_snapshot(MODEL, environ) is not None
+
+
+def test_copies_of_the_weights_are_no_part_of_a_snapshot(tmp_path: Path) -> None:
+    folder = fill_cache(tmp_path) / "snapshots" / REVISION
+    (folder / "original").mkdir()
+    for name in ("consolidated.safetensors", "model.fp16.safetensors", "x.index.json", "x.gguf"):
+        (folder / name).symlink_to((folder / "model.safetensors").readlink())
+    (folder / "original" / "tokenizer.model").symlink_to((folder / "config.json").resolve())
+    found = read_snapshot(MODEL, {"HF_HUB_CACHE": str(tmp_path)})
+    assert found is not None
+    assert sorted(file.path for file in found.files) == sorted(FILES)
 
 
 def test_nodes_get_it_from_one_that_downloads_it_or_has_it_else_from_this_pc(
@@ -189,11 +209,12 @@ async def test_nodes_ask_the_hub_once_also_if_one_may_not_and_one_is_lost_in_the
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
     said: list[str] = []
-    files = {**FILES, "tokenizer.json": b"{}", "training.bin": b"pickle"}
-    with model_site(MODEL, files, ("one", "two")) as site:
+    files = {**FILES, "tokenizer.json": b"{}"}
+    copies = {name: b"weights" * 999 for name in COPIES}
+    with model_site(MODEL, files | copies, ("one", "two")) as site:
 
         def cut(name: str, token: str) -> bool:
-            if token == "one" and name == "model.safetensors":
+            if token == "one" and name == "config.json":
                 power_cut(tmp_path / "pc-1")
             return token != "one"
 
@@ -207,7 +228,7 @@ async def test_nodes_ask_the_hub_once_also_if_one_may_not_and_one_is_lost_in_the
             found = [(await clients[n].ask(FindSnapshot(model=MODEL))).snapshot for n in (0, 2)]
             asked = len(site.files)
             await spread_hub_model(real, ["pc-2", "pc-0"], Source(value=MODEL), said.append)
-    wanted = sorted(name for name in files if name != "training.bin")
+    wanted = sorted(files)
     assert sorted(name for name, token in site.files if token == "two") == wanted
     assert len(site.files) == asked
     assert {token for _, token in site.files} == {"one", "two"}

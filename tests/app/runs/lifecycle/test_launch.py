@@ -12,7 +12,7 @@ import pytest
 
 from agents.contract.environments import EnvironmentTrial
 from agents.contract.model_cut import ModelCut
-from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse, NodeFacts
+from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse, MigGpu, NodeFacts
 from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, RunStopped, UserError
@@ -197,6 +197,24 @@ def test_node_that_lends_its_gpu_to_an_export_is_refused_before_anything_is_sent
     assert cluster["alpha"].pushed == []
     own = replace(use, name="run r-1", run_id="r-1")  # its attempt says more about it
     cluster["beta"].facts_now = replace(cluster["beta"].facts_now, gpu_uses=(own,))
+    start(services, spec)
+
+
+def test_node_whose_only_gpu_is_in_mig_mode_does_not_train_on_its_cpu(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    divided = MigGpu(index=0, name="NVIDIA A100", slices=("NVIDIA A100 MIG 1g.5gb",))
+    plain = cluster["beta"].facts_now
+    cluster["beta"].facts_now = replace(plain, gpus=(), mig_gpus=(divided,))
+    error = refused(services, spec)
+    assert error.message == (
+        "node beta: GPU 0 (NVIDIA A100) is divided by MIG into 1g.5gb, and Rackless trains on "
+        "whole GPUs only"
+    )
+    assert "sudo nvidia-smi -i 0 -mig 0" in error.hint
+    assert cluster["alpha"].pushed == []
+    other = GpuFacts(uuid="GPU-b", index=1, name="RTX 4070")
+    cluster["beta"].facts_now = replace(plain, gpus=(other,), mig_gpus=(divided,))
     start(services, spec)
 
 

@@ -22,10 +22,12 @@ from app.runs.interruptions import list_interruptions
 from app.runs.lifecycle import recovery
 from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.lifecycle.launch import start_run
-from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
+from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.lifecycle.recovery import recover_run
+from app.runs.lifecycle.resume import Automatic
 from app.runs.lifecycle.stop import stop_run
 from app.runs.services import Services
+from tests.fakes.adopting import adopt
 from tests.fakes.cluster import FakeCluster, make_services
 from tests.fakes.resuming import resume_run
 
@@ -399,7 +401,7 @@ def test_another_master_only_watches(
     tmp_path: Path, services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
     other = make_services(tmp_path / "other", cluster)
-    asyncio.run(search_nodes(other, cluster.names()))
+    asyncio.run(adopt(other, run_id))
     cluster["gamma"].set_state(run_id, 1, "lost")
     asyncio.run(reconcile_run(other, run_id))
     assert other.runs.get(run_id).state == "interrupted"
@@ -411,9 +413,12 @@ def test_an_attempt_of_another_master_is_left_alone(
 ) -> None:
     old = cluster["beta"].attempts[interrupted, 1]
     cluster["beta"].attempts[interrupted, 2] = replace(old, attempt=2, state="running")
-    assert asyncio.run(asyncio.wait_for(recover_run(services, interrupted), 10)) is False
+    with pytest.raises(UserError, match="beta and gamma cannot be reached"):
+        asyncio.run(resume_run(services, interrupted, automatic=Automatic()))
     assert cluster["beta"].attempts[interrupted, 2].state == "running"
-    assert not any(node.fences for node in cluster.nodes.values())
+    assert any("beta is left out" in e.text for e in services.runs.store.events(interrupted))
+    newest = max(node.fences.get(interrupted, 0) for node in cluster.nodes.values())
+    assert newest < 2, "nothing newer was promised"
 
 
 def test_a_master_that_died_while_it_recovered_goes_on_when_it_is_back(
