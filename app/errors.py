@@ -8,6 +8,7 @@
      |    |    +-- BadAnswer      an answer that violates the protocol; also an AgentBug
      |    +-- HostKeyUnknown  first contact: the user has to confirm the fingerprint
      |    +-- HostKeyChanged  the key is not the confirmed one: a hard stop
+     |    +-- PcCloned        another PC has its machine id and host key
      |    +-- RunsPrograms    the SSH configuration runs a program, which the user has to allow
      |    +-- UnshippedLock   the user has to allow a build of torch without shipped hashes
      |    +-- LoginRefused    the node answers, but accepts no key of this PC
@@ -136,6 +137,12 @@ class HostKeyChanged(UserError):
         self.host = host
         self.expected = expected
         self.shown = shown
+
+
+class PcCloned(UserError):
+    """Raised when two PCs that answer at once have one machine id and one host key."""
+
+    code, topic = "pc-cloned", "machine-id"
 
 
 class RunsPrograms(UserError):

@@ -60,7 +60,7 @@ ORDER = {
     "app.nodes": (
         "node archive credential endpoints own_address"
         " | ssh_config | ssh_hosts transport discovery"
-        " | bootstrap | channel | link | client watch identity finder key_copy wake"
+        " | bootstrap | channel | link | client watch identity finder key_copy wake shared_homes"
         " | fleet files"
     ),
     "app.planning": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,13 @@ MAX_LISTED = 1024
 MAX_SPEED = 1e18
 """Maximum speed of a GPU in any unit per second: a thousand times the fastest one."""
 _MAX_BYTES = 2**60
+VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,99}"
+PLAIN_VALUE = r"[ -~]{0,200}"
+PLAIN_PATH = r"|[~/][A-Za-z0-9._/-]{0,199}"
+"""Forms of the parts of a `LoginVariable`, which sentences and other nodes' ranks contain."""
+HOME_ID = r"[0-9a-f]{32}"
+RecorderState = Literal["here", "missing", "elsewhere"]
+"""`missing`: it did not start; `elsewhere`: that of another PC holds this node's folder."""
 MAX_CONTEXT_BYTES = 16 * 2**30
 """Maximum size of a CUDA context, in bytes; the largest one seen takes less than 1 GiB."""
 # Limits of plausible readings. Drivers report all bits set, or worse, for unknown values.
@@ -137,6 +145,22 @@ class InterfaceFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoginVariable:
+    """Variable of the node's login that changes how training behaves."""
+
+    name: str
+    value: str = ""
+    """Value, if nodes have to agree on it; empty: they need not, or it is not plain text."""
+    file: str = ""
+    """File that probably sets it, such as `~/.bashrc`; empty: not found."""
+
+    def check_foreign(self) -> None:
+        for name, form in (("name", VARIABLE_NAME), ("value", PLAIN_VALUE), ("file", PLAIN_PATH)):
+            if not re.fullmatch(form, getattr(self, name)):
+                raise ValueError(f"{name} of a variable is {getattr(self, name)[:80]!a}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceLimit:
     """Limit of a container, a slice or a login, which leaves a node less than its PC has."""
 
@@ -196,11 +220,25 @@ class NodeFacts:
     """Folder of the agent; None: a node of an earlier version."""
     started_s: float | None = None
     """Time at which the PC was started, in seconds since 1970."""
+    boot_id: str | None = None
+    """Random id of this start of the system, equal only for nodes on one PC; None: not known."""
+    macs: tuple[str, ...] = ()
+    """Hardware addresses of all its network cards, also of those without a network."""
+    variables: tuple[LoginVariable, ...] = ()
+    """Variables of the login that training leaves out, or that change it on this node only."""
+    home_id: str | None = None
+    """Random id in the agent's folder, equal for nodes that share it, and for clones of a disk."""
+    recorder: RecorderState = "here"
+    """Process that lists the GPUs and records the sensors."""
 
     def check_foreign(self) -> None:
         texts = ("hostname", "os", "kernel", "python", "architecture", "cpu", "address")
-        for name in (*texts, "machine_id", "agent_home"):
+        for name in (*texts, "machine_id", "agent_home", "boot_id", "home_id"):
             check_text(name, getattr(self, name) or "")
+        _check_count("macs", self.macs, MAX_LISTED)
+        for mac in self.macs:
+            check_text("macs", mac)
+        _check_count("variables", self.variables, MAX_LISTED)
         _check_count("gpus", self.gpus, MAX_GPUS)
         _check_count("mig_gpus", self.mig_gpus, MAX_GPUS)
         _check_count("gpu_uses", self.gpu_uses, MAX_LISTED)

@@ -2,6 +2,7 @@
 
 It listens for the other nodes of the attempt, at one address of this node, from launch to end.
 
+- While ranks load, it tells their supervisor if the part of another node has ended.
 - While ranks train, it only answers requests.
 - When ranks wait because they lost peers, it regroups them with those of the other nodes, with or
   without a master: see `Regrouping`.
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from agents.contract import election
 from agents.contract.regroup import Regroup, decide_regroup
-from agents.contract.run_layout import ELECTION_FILE
+from agents.contract.run_layout import ELECTION_FILE, ENDED_PEER_FILE
 from agents.contract.wire import WireError, to_wire
 from agents.election.channel import Listener, Peer, PeerError
 from agents.election.part import Part
@@ -39,13 +40,17 @@ from agents.supervisor.attempt import AttemptFolder, is_confirmed, read_regroup
 from agents.supervisor.election_process import close
 from agents.supervisor.fence import read_fence
 from agents.supervisor.ownership import OwnershipWatch
-from agents.supervisor.regrouping import give_up
+from agents.supervisor.regrouping import give_up, read_local_ranks
 
 TICK_S = 0.5
 REGROUP_TICK_S = 0.1
 """Time between two polls while ranks wait to regroup, in seconds."""
 SETTLE_S = 2.0
 """Time for which the set of reachable nodes must not change before a claim, in seconds."""
+PEERS_PAUSE_S = 2.0
+"""Time between two polls while ranks load, in seconds."""
+CLOSED_POLLS = 5
+"""Number of these polls that must find a part ended on purpose or by its own error."""
 BIND_RETRY_S = 5.0
 _RETRY_S = (2.0, 6.0)
 """Shortest and longest wait after a failed claim, in seconds."""
@@ -91,6 +96,10 @@ class ElectionWatch:
         self._members_since_s = 0.0
         self._not_before_s = 0.0
         self._said = ""
+        # Time of the next poll while ranks load; None: they have begun to train.
+        self._peers_due_s: float | None = 0.0
+        # Number of consecutive polls that found a part ended.
+        self._num_ended = 0
         # Normally the recorder replaces a killed supervisor; it may have been killed as well.
         self._ownership = OwnershipWatch(part.home)
         self._others = PeerStates(part.peers)
@@ -137,6 +146,7 @@ class ElectionWatch:
             self._ownership.look()
             self._lost_since_s = None
             self._regrouping.look(own, now_s)
+            self._watch_peers(now_s)
             return True
         if self._lost_since_s is None:
             self._lost_since_s = now_s
@@ -144,6 +154,29 @@ class ElectionWatch:
             self._say("parked for an hour: resume the run from a master")
             return False
         return not own.is_free or self._decide(own, now_s)
+
+    def _watch_peers(self, now_s: float) -> None:
+        """Name a node whose part has ended to the supervisor, while ranks load.
+
+        Ranks that train notice it by their connections, which do not exist yet.
+        """
+        attempt = self._part.attempt
+        if self._peers_due_s is None or now_s < self._peers_due_s:
+            return
+        self._peers_due_s = now_s + PEERS_PAUSE_S
+        if read_local_ranks(attempt).has_begun or attempt.file(ENDED_PEER_FILE).exists():
+            self._peers_due_s = None
+            return
+        ended = [s for s in self._others.look(0.0).states.values() if s.part != "active"]
+        self._num_ended = self._num_ended + 1 if ended else 0
+        for state in sorted(ended, key=lambda state: state.part != "lost")[:1]:
+            # A stop reaches the nodes one after the other, and then ends the ranks here as well.
+            if state.part == "closed" and self._num_ended < CLOSED_POLLS:
+                break
+            self._say(f"the part of {state.node} has ended: {state.reason}")
+            with contextlib.suppress(ExpectedError):  # disk full: tried again
+                named = {"node": state.node, "reason": state.reason}
+                write_json(attempt.file(ENDED_PEER_FILE), named)
 
     def _await_confirmation(self) -> None:
         """Keep answering until the next attempt, which this node granted, is confirmed.

@@ -19,6 +19,7 @@ from agents.contract.hub import HubSnapshot, find_snapshot, hub_cache
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.file_store import FileStore
 from agents.node.files import split_destination
+from agents.shared.files.full_disk import removing_half
 from agents.state import Home
 
 
@@ -61,9 +62,9 @@ def show_snapshot(home: Home, model: str, snapshot: HubSnapshot, source: str) ->
                 link.symlink_to(os.path.relpath(repository / "blobs" / file.blob, link.parent))
         # Last, because the ref makes the revision visible to the hub's tools.
         (repository / "refs").mkdir(exist_ok=True)
-        half = repository / "refs" / f".main.{os.getpid()}"
-        half.write_text(snapshot.revision, encoding="ascii")
-        os.replace(half, repository / "refs" / "main")
+        with removing_half(repository / "refs" / f".main.{os.getpid()}") as half:
+            half.write_text(snapshot.revision, encoding="ascii")
+            os.replace(half, repository / "refs" / "main")
     except OSError as error:
         raise explain_os_error(error, f"showing {model} in {repository}") from error
 
@@ -105,6 +106,6 @@ def _give_name(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
             raise
-        half = target.with_name(f".{target.name}.{os.getpid()}")
-        shutil.copyfile(source, half)
-        os.replace(half, target)
+        with removing_half(target.with_name(f".{target.name}.{os.getpid()}")) as half:
+            shutil.copyfile(source, half)
+            os.replace(half, target)

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agents.shared.files.full_disk import name_disk_error
 from agents.shared.models.gguf_file import read_metadata
 from app.artifact import ArtifactSnapshot
 from app.artifacts.chat_template import express
@@ -40,7 +41,8 @@ def write_modelfile(artifact: ArtifactSnapshot, command: ServeCommand) -> Path |
         replace_text(path, command.modelfile)  # it never writes through a link
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written: {error.strerror}", "Copy the artifact to another folder."
+            f"{path} cannot be written: {name_disk_error(error)}",
+            "Copy the artifact to another folder.",
         ) from error
     return path
 

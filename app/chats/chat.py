@@ -19,6 +19,7 @@ from agents.contract.node import NodeFacts
 from agents.contract.requests import chats
 from agents.contract.requests.node import ReadFacts
 from agents.contract.run_layout import checkpoint_path
+from agents.shared.files.full_disk import name_disk_error
 from app import conversation
 from app.artifacts.bundle import bundle_artifact, read_artifact, read_origin
 from app.artifacts.exports.export import bring_packages, find_whole
@@ -189,7 +190,7 @@ def write_comparison(
         path.write_text(conversation.to_markdown(project, found), encoding="utf-8")
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written: {error.strerror}", "Name another file."
+            f"{path} cannot be written: {name_disk_error(error)}", "Name another file."
         ) from error
 
 

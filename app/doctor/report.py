@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agents.shared.files.full_disk import name_disk_error, removing_half
 from app.doctor.cluster import collect_cluster
 from app.doctor.part import ReportPart, list_parts
 from app.doctor.run_files import collect_run_files, newest_runs
@@ -81,13 +82,15 @@ def save_report(parts: Sequence[ReportPart], path: Path) -> int:
             archive.writestr(part.name, part.text)
     data = buffer.getvalue()
     try:
-        with open_private(path, "x") as file:
+        # Opened first: a file that exists is not ours to remove.
+        file = open_private(path, "x")
+        with removing_half(path), file:
             file.write(data)
     except FileExistsError as error:
         raise UserError(f"{path} is there already", "Name another file with --out.") from error
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written: {error.strerror}", "Name another file with --out."
+            f"{path} cannot be written: {name_disk_error(error)}", "Name another file with --out."
         ) from error
     return len(data)
 

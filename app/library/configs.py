@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.hub import read_token
+from agents.shared.files.full_disk import removing_half
 from agents.shared.models.config import MOST_BYTES, find_config, parse_config
 from app.errors import UserError
 from app.paths import private_folder
@@ -96,7 +97,8 @@ class ConfigLibrary:
             raise
         with contextlib.suppress(OSError):  # without the cache the next plan fetches it, too
             private_folder(self._folder)
-            self._kept(model).write_bytes(data)
+            with removing_half(self._kept(model)) as kept:
+                kept.write_bytes(data)
         return LocatedConfig(config=parse_config(data, model), source="from the hub")
 
     def _ask_hub(self, model: str) -> bytes:

@@ -271,7 +271,8 @@ def explain_failure(step: str, detail: str, where: str) -> NodeNotReady:
     if "No space left" in detail or "quota" in detail.lower():
         return NodeNotReady(
             f"The disk on {where} is full: the agent could not be stored in {AGENT_FOLDER}",
-            "Free some space there; this shows what is full: df -h ~",
+            "Free some space there, or delete small files if only inodes are used up; these show "
+            "it: df -h ~; df -i ~",
         )
     if "Read-only" in detail or "Permission denied" in detail:
         return NodeNotReady(

@@ -31,6 +31,10 @@ ENOUGH_DISK_BYTES = 20 << 30
 """Free space that a large model and its checkpoints need, in bytes."""
 MAX_SKEW_S = 2.0
 """Maximum difference between clocks for comparable logs of several nodes, in seconds."""
+_RECORDER_FIXES = {
+    "missing": "Check again in a minute; if it stays, free some space there, or restart that PC",
+    "elsewhere": "Give this PC a folder of its own, as the row shared-home says",
+}
 _MIRRORED = (
     "Write networkingMode=mirrored below [wsl2] in %UserProfile%\\.wslconfig on Windows, then run: "
     "wsl --shutdown"
@@ -91,6 +95,12 @@ def judge_clock(node: CheckedNode) -> tuple[CheckRow, ...]:
 def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
     """Check the driver and the age of each GPU; one row per GPU, or one for the node."""
     name, facts = node.name, node.facts
+    if facts.recorder != "here":
+        # Nothing is known of the driver.
+        text = facts.gpu_problem or "its GPUs could not be listed"
+        # The row of the shared folder already fails.
+        graded: Status = "fail" if facts.recorder == "missing" else "unknown"
+        return (make_row("gpu", name, graded, text, _RECORDER_FIXES[facts.recorder]),)
     if facts.gpu_problem:
         fix = (
             "Install the newest NVIDIA driver on Windows, none inside WSL" if facts.wsl else INSTALL

@@ -20,6 +20,7 @@ from agents.contract.columns import flatten_columns
 from agents.contract.messages import to_wire
 from agents.contract.spec import RunSpec, run_keys
 from agents.shared.files.folder_files import is_network_path
+from agents.shared.files.full_disk import name_disk_error
 from app.errors import UsageError, UserError
 from app.paths import replace_text
 from app.runfile.problems import KeyPath, Problem, dotted, find_problems, refuse_key, validate
@@ -188,7 +189,8 @@ def write_run_file(spec: RunSpec, path: Path) -> None:
         replace_text(path, format_run(spec))
     except OSError as error:
         raise UserError(
-            f"the run file {path} cannot be written: {error.strerror}", "Choose another folder."
+            f"the run file {path} cannot be written: {name_disk_error(error)}",
+            "Choose another folder.",
         ) from error
 
 

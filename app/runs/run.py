@@ -185,7 +185,10 @@ def _find_culprit(situation: Situation) -> RunPart | None:
     silent = [p for p in parts if not p.answers]
     if silent and (failed or _stands_still(situation)):
         return max(silent, key=lambda part: part.silent_s or 0.0)
-    if any(part.active for part in parts) and situation.idle_s < situation.lost_after_s:
+    # Ranks that load report no idle time, but without the failed ones they wait in vain.
+    since_s = situation.now_s - min(map(_end_time, failed), default=situation.now_s)
+    waited_s = max(situation.idle_s, since_s)
+    if any(part.active for part in parts) and waited_s < situation.lost_after_s:
         return None  # only consequences so far: the cause will show soon
     return min(failed, key=_end_time) if failed else None
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.shared.files.full_disk import describe_full, removing_half
 from app.errors import StoreLost, UserError
 from app.filelock import locked
 from app.paths import open_private, private_folder
@@ -321,13 +322,14 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 def _back_up(connection: sqlite3.Connection, path: Path) -> None:
-    open_private(path, "a").close()
-    copy = sqlite3.connect(path)
-    try:
-        # A plain copy of the file would miss the pages in the WAL.
-        connection.backup(copy)
-    finally:
-        copy.close()
+    with removing_half(path):
+        open_private(path, "a").close()
+        copy = sqlite3.connect(path)
+        try:
+            # A plain copy of the file would miss the pages in the WAL.
+            connection.backup(copy)
+        finally:
+            copy.close()
 
 
 def _move_aside(path: Path) -> Path:
@@ -348,10 +350,9 @@ def _move_aside(path: Path) -> Path:
 
 def _as_user_error(error: sqlite3.OperationalError, path: Path) -> UserError:
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-        return UserError(
-            f"The disk of this PC is full: {path} cannot be written.",
-            f"Free some space on the disk with {path.parent}.",
-        )
+        lack, advice = describe_full(path, f"on the disk with {path.parent}")
+        lack = lack.replace("The disk", "The disk of this PC", 1)
+        return UserError(f"{lack}: {path} cannot be written.", f"{advice}.")
     return UserError(
         f"{path} cannot be used: {error}.",
         "Close other programs that use it, free disk space, and check that the folder is writable "

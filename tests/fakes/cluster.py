@@ -66,7 +66,7 @@ from agents.contract.requests.runs import (
     VerifyCheckpoint,
 )
 from agents.contract.requests.shared import PlaceAnswers, PlaceQueries
-from agents.contract.requests.storage import Freed
+from agents.contract.requests.storage import FindMarks, FoundMarks, Freed, MarkHome
 from agents.contract.requests.streams import ListStreams, ReadStream, StreamSizes
 from agents.contract.run import (
     AttemptIntent,
@@ -190,6 +190,8 @@ class FakeNode(FakeAgent):
     """Why a model on this node cannot be trained, by its path or id."""
     artifacts: dict[str, tuple[FileEntry, ...]] = field(default_factory=dict)
     """By their folder."""
+    home_marks: set[str] = field(default_factory=set)
+    """Marks in its folder; nodes with one folder have one set."""
     calls: list[str] = field(default_factory=list)
 
     # ------------------------------------------------------------ switches
@@ -230,6 +232,16 @@ class FakeNode(FakeAgent):
     async def facts(self, request: ReadFacts, progress: Report = None) -> NodeFacts:
         self._answer("facts")
         return self.facts_now
+
+    @answers(MarkHome)
+    async def mark_home(self, request: MarkHome, progress: Report = None) -> None:
+        self._answer("mark_home")
+        (self.home_marks.discard if request.removes else self.home_marks.add)(request.mark)
+
+    @answers(FindMarks)
+    async def find_marks(self, request: FindMarks, progress: Report = None) -> FoundMarks:
+        self._answer("find_marks")
+        return FoundMarks(marks=tuple(mark for mark in request.marks if mark in self.home_marks))
 
     @answers(ChoosePort)
     async def port_choose(self, request: ChoosePort, progress: Report = None) -> ChosenPort:

@@ -26,6 +26,7 @@ from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.files import describe_file
 from agents.node.manifest import read_manifest, write_manifest
+from agents.shared.files.full_disk import describe_full
 from agents.state import fsync_folder, sync_file, tells_full_disk
 from agents.trainer.rank.failpoints import Failpoints
 
@@ -262,9 +263,10 @@ class CheckpointFolder:
 def _explain(error: BaseException, folder: Path) -> BaseException:
     """Return errors of the system as ones that a user can act on, all others unchanged."""
     if tells_full_disk(error):
+        lack, advice = describe_full(folder)
         return NoRoom(
-            f"The disk is full: no checkpoint could be written to {folder}.",
-            "Free some space there; the next checkpoint is tried at its usual time",
+            f"{lack}: no checkpoint could be written to {folder}.",
+            f"{advice}; the next checkpoint is tried at its usual time",
         )
     if isinstance(error, OSError):
         return CannotWrite(

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import disk_usage
 
+from agents.shared.files.full_disk import name_disk_error
 from app.artifacts.estimates.plan import ExportPlan
 from app.errors import UserError
 from app.filelock import read_holder, try_held
@@ -41,7 +42,7 @@ def expect_free(out: Path) -> Path:
             raise UserError(f"{out} is a file", _NEW)
         above = next((folder for folder in (out, *out.parents) if folder.exists()), None)
     except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}", _ANOTHER) from error
+        raise UserError(f"{out} cannot be written: {name_disk_error(error)}", _ANOTHER) from error
     if above is None:  # on Windows, if a drive or another PC is not connected
         raise UserError(f"{out} cannot be written: {out.anchor} is not there", _ANOTHER)
     # The folder is replaced, and a process whose current folder is gone cannot start others.
@@ -71,7 +72,7 @@ def free_place(out: Path) -> Path:
         if out.is_dir():
             out.rmdir()
     except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}", _ANOTHER) from error
+        raise UserError(f"{out} cannot be written: {name_disk_error(error)}", _ANOTHER) from error
     return out
 
 

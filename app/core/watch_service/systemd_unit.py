@@ -6,6 +6,7 @@ import getpass
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agents.shared.files.full_disk import name_disk_error
 from app.core.watch_service import service
 from app.errors import UserError
 from app.paths import HOME_VARIABLE, private_folder, replace_text
@@ -77,7 +78,7 @@ class SystemdUnit:
             private_folder(self.folder)
             replace_text(self.file, text)
         except OSError as error:
-            raise UserError(f"{self.file} cannot be written: {error.strerror}") from error
+            raise UserError(f"{self.file} cannot be written: {name_disk_error(error)}") from error
         commands = (
             ("systemctl", "--user", "daemon-reload"),
             ("systemctl", "--user", "enable", UNIT_NAME),

@@ -20,6 +20,7 @@ from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, hash_chunks
 from agents.contract.requests.runs import CompareBundle
 from agents.contract.run import FileEntry
 from agents.shared.files.folder_files import open_regular, require_own
+from agents.shared.files.full_disk import advise_room, name_disk_error
 from app.errors import RacklessError, UserError
 from app.events import NodeTransfer
 from app.nodes.client import NodeClient
@@ -239,8 +240,8 @@ async def fetch(
         await local_files.in_thread(local_files.publish_folder, temporary, target)
     except OSError as error:
         raise UserError(
-            f"{target} cannot be written: {error.strerror or error}",
-            "Free some space on that disk, or choose a folder that you may write to",
+            f"{target} cannot be written: {name_disk_error(error)}",
+            f"{advise_room(error)}, or choose a folder that you may write to",
         ) from error
     finally:
         await local_files.in_thread(local_files.remove_folder, temporary)

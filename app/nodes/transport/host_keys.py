@@ -15,6 +15,7 @@ from pathlib import Path
 
 import asyncssh
 
+from agents.shared.files.full_disk import advise_room, name_disk_error
 from app.errors import UserError
 from app.filelock import locked
 from app.nodes.node import SshAddress
@@ -86,8 +87,8 @@ class HostKeys:
                 replace_file(temporary, self._path)
         except OSError as error:
             raise UserError(
-                f"The host key cannot be stored in {self._path}: {error.strerror or error}",
-                "Free some space on that disk, or give yourself write access to that folder",
+                f"The host key cannot be stored in {self._path}: {name_disk_error(error)}",
+                f"{advise_room(error)}, or give yourself write access to that folder",
             ) from error
         finally:
             with contextlib.suppress(OSError):

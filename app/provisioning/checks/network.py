@@ -8,8 +8,10 @@ import ipaddress
 from collections.abc import Mapping
 
 from agents.contract.requests.examination import DeviceFacts, Route
+from app.nodes.identity import NEW_HOST_KEYS, NEW_MACHINE_ID, tell_apart
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
 from app.provisioning.network_repairs import keep_wifi_awake, set_mtu, widen_ports
+from app.provisioning.system_repairs import renew_machine_id
 from app.text import show_bytes, show_list
 
 ENOUGH_PORTS = 2000
@@ -268,7 +270,9 @@ def judge_machines(group: CheckedGroup) -> tuple[CheckRow, ...]:
         boot = node.examination.system.boot_id
         evidence = f"hash of the machine id {own[:8]}, boot {(boot or 'not known')[:8]}"
         # One boot id means one running system; a clone has its own.
-        if twin == name or boot == group.nodes[twin].examination.system.boot_id:
+        other = group.nodes[twin]
+        is_clone = boot != other.examination.system.boot_id or tell_apart(node.facts, other.facts)
+        if twin == name or not is_clone:
             # Two nodes may be one PC, such as two logins.
             same = "" if twin == name else f"; the same PC as {twin}"
             text = f"its machine id is its own{same}"
@@ -278,8 +282,30 @@ def judge_machines(group: CheckedGroup) -> tuple[CheckRow, ...]:
                 f"it has the machine id of {twin}: its disk was cloned, so the router may give "
                 "both PCs one address, and Rackless could take one for the other"
             )
-            fix = "sudo rm /etc/machine-id && sudo systemd-machine-id-setup, then restart that PC"
-            rows.append(make_row("machine-id", name, "warn", text, fix, evidence=evidence))
+            fix = f"{NEW_MACHINE_ID}, then restart that PC"
+            repair = renew_machine_id(own, f"{boot} {node.facts.macs}")
+            rows.append(make_row("machine-id", name, "warn", text, fix, repair, evidence=evidence))
+    return tuple(rows)
+
+
+def judge_host_keys(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Find PCs with the same host key, from cloned disks: each can pass for the other."""
+    seen: dict[str, str] = {}
+    rows = []
+    for name, key in group.host_keys.items():
+        twin = seen.setdefault(key, name)
+        if name not in group.nodes or twin not in group.nodes:
+            continue
+        if unlike := tell_apart(group.nodes[name].facts, group.nodes[twin].facts):
+            text = (
+                f"it has the SSH host key of {twin}, although their {unlike} differ: its disk was "
+                "cloned, so whoever administers one PC can pretend to be the other"
+            )
+            fix = (
+                f"{NEW_HOST_KEYS}, then restart that PC, remove the node and add it again to "
+                "confirm the new key"
+            )
+            rows.append(make_row("host-key", name, "warn", text, fix, evidence=key))
     return tuple(rows)
 
 

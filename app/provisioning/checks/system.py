@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agents.contract.shares import NETWORK_FILE_SYSTEMS
+from app.nodes.shared_homes import explain_held_home, explain_shared_home
 from app.presentation.limit_text import find_limit, say_raise
 from app.provisioning import system_repairs
-from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
+from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
 from app.provisioning.repairs import Repair
 from app.text import show_bytes, show_list
 
@@ -49,6 +50,22 @@ def judge_home(node: CheckedNode) -> tuple[CheckRow, ...]:
         text = f"{home} can be written, and programs start from it"
         return (make_row("home", node.name, "pass", text, "", evidence=evidence),)
     return (make_row("home", node.name, "fail", text, fix, evidence=evidence),)
+
+
+def judge_shared_homes(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Report nodes whose agents have one folder, in which they disturb each other."""
+    facts = {name: node.facts for name, node in group.nodes.items()}
+    rows = []
+    for names in group.shared_homes:
+        text, fix = explain_shared_home(names, facts)
+        rows += [make_row("shared-home", name, "fail", text, fix) for name in names]
+    known = {name for names in group.shared_homes for name in names}
+    for name, node in facts.items():
+        # The other PC may be no node here.
+        if node.recorder == "elsewhere" and name not in known:
+            text, fix = explain_held_home(name)
+            rows.append(make_row("shared-home", name, "fail", text, fix))
+    return tuple(rows)
 
 
 def judge_inodes(node: CheckedNode) -> tuple[CheckRow, ...]:

@@ -176,12 +176,10 @@ def _describe_regrouped(line: Line, node: str, rank: int | None) -> Description:
     nodes, lost = names_of(line, "nodes"), names_of(line, "lost_nodes")
     if not nodes or not lost:
         return None
-    return (
-        "warning",
-        f"{text_of(line, 'reason')}; {show_list(nodes)} continued in their processes, back after "
-        f"{show_duration(number_of(line, 'seconds'))}, and no completed step is repeated",
-        False,
-    )
+    cost_s = number_of(line, "cost_s")
+    back = f", back after {show_duration(cost_s)}, and" if cost_s is not None else ", and"
+    text = f"{text_of(line, 'reason')}; {show_list(nodes)} continued in their processes{back}"
+    return "warning", f"{text} no completed step is repeated", False
 
 
 def _describe_checkpoint_failed(line: Line, node: str, rank: int | None) -> Description:
@@ -318,13 +316,12 @@ def _describe_disk(line: Line, node: str, rank: int | None) -> Description:
     lacks = text_of(line, "lacks")
     if not lacks:
         return "info", f"the disk of {node} has room again", True
-    what = "takes no more files (its inodes are used up)" if lacks == "files" else "is full"
-    return (
-        "warning",
-        f"the disk of {node} {what}; training continues, but its logs may have gaps: free some "
-        "space there",
-        True,
-    )
+    what, remedy = "is full", "free some space there"
+    if lacks == "files":
+        what = "takes no more files, since its inodes are used up"
+        remedy = "delete files there, also small ones (df -i)"
+    text = f"the disk of {node} {what}; training continues, but its logs may have gaps: {remedy}"
+    return "warning", text, True
 
 
 def _describe_moving(line: Line, node: str, rank: int | None) -> Description:

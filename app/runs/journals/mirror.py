@@ -18,6 +18,7 @@ from pathlib import Path
 
 from agents.contract.run_layout import LOG_SUFFIX, is_stream
 from agents.shared.files import logcap
+from agents.shared.files.full_disk import advise_room, name_disk_error
 from app.errors import LockHeld, UserError
 from app.filelock import locked
 from app.paths import leads_through_link, open_private, private_folder, room_bytes
@@ -120,8 +121,8 @@ class Mirror:
             raise MirrorBlocked(error.message, error.hint) from error
         except OSError as error:
             raise MirrorBlocked(
-                f"{self.folder / stream} cannot be written: {error.strerror}",
-                "Free disk space on this PC. The node keeps the log, which is fetched again.",
+                f"{self.folder / stream} cannot be written: {name_disk_error(error)}",
+                f"{advise_room(error)}. The node keeps the log, which is fetched again.",
             ) from error
 
     def _check_size(self, stream: str, offset: int, size_bytes: int, dropped_bytes: int) -> None:

@@ -32,6 +32,11 @@ from app.errors import NodeUnreachable, RacklessError, RunStopped, UserError
 from app.filelock import locked
 from app.nodes.credential import make_credential
 from app.progress import OnMessage
+from app.provisioning.checks.variables import (
+    agreed_variables,
+    explain_ineffective,
+    find_ineffective,
+)
 from app.provisioning.torch_build import advise_one_build, tried_builds
 from app.runs import preflight
 from app.runs.inputs import run_inputs
@@ -209,7 +214,15 @@ def _advise(services: Services, spec: RunSpec, plan: preflight.LaunchPlan) -> li
 
     devices = [place.device for place in plan.ranks]
     found = advise(spec, devices, model=run_inputs.known_model(services, spec))
-    return [*(f"{one.key}: {one.text}" for one in found), *_advise_builds(plan)]
+    return [
+        *(f"{one.key}: {one.text}" for one in found),
+        *_advise_builds(plan),
+        *(
+            f"nodes: on {name}, {explain_ineffective(one)[0]}"
+            for name, ignored in find_ineffective(plan.facts).items()
+            for one in ignored
+        ),
+    ]
 
 
 def _advise_builds(plan: preflight.LaunchPlan) -> list[str]:
@@ -324,10 +337,11 @@ def _intent(
 
 def _environ(plan: preflight.LaunchPlan) -> dict[str, str]:
     ranks = plan.ranks
+    agreed = agreed_variables(plan.facts)
     if all(place.device == "cpu" for place in ranks):
-        return {}
+        return agreed
     # By default CUDA numbers the fastest card first, NVML by slot; both have to name the same card.
-    environ = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    environ = {**agreed, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     # NCCL has no CPU tensors, and refuses two ranks on one GPU and different NCCL versions, which
     # come with different builds of torch. Gloo supports all of that, more slowly.
     mixed = any(place.device == "cpu" for place in ranks)

@@ -128,16 +128,14 @@ class _Recovery:
 def _report_resume(services: Services, run: RunRecord) -> None:
     """Report where the run was resumed, how long after its loss, and the repeated steps."""
     one = find_interruption(services, run.run_id, run.attempt)
-    if one is None or one.resumed_s is None:  # the user resumed it meanwhile
+    if one is None or one.resumed_after_s is None:  # the user resumed it meanwhile
         return
     without = f", without {show_list(one.without)}" if one.without else ""
-    since_s = one.began_s if one.kind == "rejoin" else one.noticed_s
-    after = "its last step" if one.kind == "rejoin" else "the loss"
     services.runs.add_event(
         run.run_id,
         "recovery",
         f"resumed automatically on {show_list(one.resumed_nodes)}{without}, "
-        f"{show_duration(max(one.resumed_s - since_s, 0.0))} after {after}; "
+        f"{show_duration(one.resumed_after_s)} after {one.began_with}; "
         f"{describe_repeated(one)}",
     )
 

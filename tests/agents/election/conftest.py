@@ -103,8 +103,8 @@ class Nodes:
         )
         return [replace(first, node=n, address=addresses[n]) for n in self.names]
 
-    def launch(self) -> None:
-        """Launch attempt 1 on all nodes, as a master does that then goes away."""
+    def launch(self, least_step: int = 2) -> None:
+        """Launch attempt 1 on all nodes, as a master does that then goes away; await a step."""
         for intent in self.intents():
             for folder in (self.home(intent.node).leases, self.home(intent.node).runs):
                 folder.mkdir(parents=True)
@@ -112,7 +112,9 @@ class Nodes:
         for name in self.names:
             confirm(self.attempt(name, 1), is_final=True)
         for name in self.names:
-            self.wait(name, 1, lambda status: any((rank.step or 0) >= 2 for rank in status.ranks))
+            self.wait(
+                name, 1, lambda status: any((rank.step or 0) >= least_step for rank in status.ranks)
+            )
 
     def add_checkpoint(self, name: str, step: int) -> None:
         """Save a checkpoint as the trainer does."""

@@ -77,6 +77,26 @@ def test_the_rank_that_was_killed_is_named_and_not_those_that_lost_it(nodes: Nod
     assert plan.reason == f"{loss.reason}; no master asked for 1 s"
 
 
+def test_ranks_that_load_end_when_a_part_elsewhere_has_ended_and_all_start_again(
+    nodes: Nodes,
+) -> None:
+    """They would wait in the rendezvous, and no master is there to stop them."""
+    nodes.behaviour = "load"
+    nodes.launch(least_step=0)
+    status = nodes.wait("c", 1, lambda status: any(rank.phase for rank in status.ranks))
+    (rank,) = status.ranks
+    assert rank.pid is not None
+    os.kill(rank.pid, signal.SIGKILL)
+    for name in ("a", "b"):
+        ended = nodes.wait(name, 1, lambda status: status.state == "failed")
+        assert ended.peer_lost
+        assert ended.message.startswith("The part of node c has ended: Rank 2 on node c (cpu) was")
+        assert "SIGKILL" in ended.message
+        assert "in phase loading" in ended.message
+    found = nodes.wait("b", 2, lambda status: status.is_confirmed and status.state == "running")
+    assert len(found.all_ranks) == 3
+
+
 def test_a_minority_parks(nodes: Nodes) -> None:
     nodes.launch()
     nodes.lose("a", "b")

@@ -29,6 +29,7 @@ from app.provisioning.system_repairs import (
     grow_shared_memory,
     keep_after_logout,
     name_own_address,
+    renew_machine_id,
     synchronise_clock,
 )
 
@@ -43,6 +44,7 @@ REPAIRS = (
     widen_ports((60000, 60999)),
     name_own_address("pc1", "10.0.0.5"),
     forbid_sleep(),
+    renew_machine_id("hash", "boot"),
     keep_after_logout("anna"),
     add_swap(),
 )

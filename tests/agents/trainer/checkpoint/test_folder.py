@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from agents.errors import ExpectedError
-from agents.node.checkpoints import list_checkpoints, verify
-from agents.state import Home
 from agents.trainer.checkpoint.folder import CannotWrite, NoRoom
 from tests.agents.small_disk import fill, small_disk
-from tests.agents.trainer.checkpoint.checkpoint_writer import (
-    ABOUT,
-    NAMES,
-    content,
-    open_folder,
-    write_files,
-)
+from tests.agents.trainer.checkpoint.checkpoint_writer import ABOUT, NAMES, open_folder, write_files
+from tests.agents.trainer.checkpoint.writer_kills import check_newest, kill_writer, start_writer
 from tests.draws import seed
 
 FAILPOINTS = (
@@ -41,31 +30,6 @@ FAILPOINTS = (
 
 def commit(folder, step):
     return folder.commit(step, lambda path: write_files(path, step), ABOUT)
-
-
-def start_writer(run: Path, attempt: int, failpoint: str = "", last_step: int = 10**9):
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.agents.trainer.checkpoint.checkpoint_writer", run,
-         str(attempt),
-         str(last_step)],
-        env={**os.environ, "RACKLESS_FAILPOINT": failpoint},
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def check_newest(run: Path) -> int:
-    """Load and verify the newest checkpoint as the agent lists it; return its step."""
-    home = Home(run.parent.parent)
-    listed = list_checkpoints(home, run.name)
-    if not listed:
-        return 0
-    newest = listed[-1]
-    assert not newest.problem
-    assert verify(home, run.name, newest.step).verified
-    for name in NAMES:
-        path = home.path / newest.path / name
-        assert path.read_bytes() == content(name, newest.step)
-    return newest.step
 
 
 @pytest.fixture
@@ -87,19 +51,6 @@ def test_a_kill_between_any_two_durable_operations_is_harmless(run, failpoint):
         f"step-{step + 2:08d}",
         f"step-{step + 3:08d}",
     ]
-
-
-def kill_writer(run: Path, attempt: int, draw: random.Random, newest: int) -> int:
-    """Kill a writer at a random instant; return the newest step, which has to be whole."""
-    writer = start_writer(run, attempt)
-    assert writer.stdout is not None
-    writer.stdout.readline()
-    time.sleep(draw.uniform(0.0, 0.08))
-    writer.kill()
-    writer.wait()
-    step = check_newest(run)
-    assert step >= newest
-    return step
 
 
 def kill_writers(run: Path, num_kills: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -161,6 +162,38 @@ def test_ports_and_rdma() -> None:
     active, lost = network.judge_rdma(checked(network_with(CARD, rdma=ports)))
     assert (active.status, lost.status) == ("pass", "unknown")
     assert "InfiniBand at 100 Gb/sec" in active.message
+
+
+def test_each_of_several_cloned_pcs_gets_another_machine_id() -> None:
+    cards = [(f"02:00:00:00:00:0{number}",) for number in range(7)]
+    nodes = [
+        checked(name=f"pc{number}", facts=replace(FACTS, macs=macs))
+        for number, macs in enumerate(cards)
+    ]
+    first, *others = network.judge_machines(group_of(*nodes))
+    assert (first.status, {row.status for row in others}) == ("pass", {"warn"})
+    edits = [row.repair.steps[0].edit for row in others if row.repair]
+    texts = {edit.content for edit in edits if edit}
+    assert len(texts) == 6
+    assert all(re.fullmatch("[0-9a-f]{32}\n", text or "") for text in texts)
+    # The same offer at the next check, so that it is applied once.
+    assert [row.repair for row in network.judge_machines(group_of(*nodes))][1:] == [
+        row.repair for row in others
+    ]
+
+
+def test_a_host_key_of_two_pcs_is_named() -> None:
+    def with_card(name: str, mac: str) -> Any:
+        return checked(name=name, facts=replace(FACTS, macs=(mac,)))
+
+    nodes = (with_card("a", "02:1"), with_card("b", "02:1"), with_card("c", "02:3"))
+    group = replace(group_of(*nodes), host_keys={name: "SHA256:k" for name in "abc"})
+    (row,) = network.judge_host_keys(group)  # b is the same PC as a
+    assert (row.check, row.node, row.status) == ("host-key", "c", "warn")
+    assert "the SSH host key of a, although their network cards differ" in row.message
+    assert "sudo ssh-keygen -A" in row.fix
+    own = replace(group, host_keys={name: f"SHA256:{name}" for name in "abc"})
+    assert network.judge_host_keys(own) == ()
 
 
 FAST = {"round_trip_s": 0.0003, "bytes_per_s": 112e6}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -126,6 +128,33 @@ def test_a_lost_node_is_left_out_and_the_story_is_told_with_its_cost(
     assert "on alpha and beta, without gamma, from step 10" in told["Resumed"]
     assert told["Training again"] == "cost 1 min 38 s in all, and 3 steps are repeated from step 10"
     assert summarize_story([one]) == "Interrupted once; 1 min 38 s lost, 3 steps trained again"
+
+
+def test_a_loss_before_the_first_step_is_timed_from_the_loss_and_not_from_its_discovery(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    """The others wait for the node timeout before they say that they lost it."""
+    lost_s = time.time() - 139.0
+
+    async def scenario(task: asyncio.Task[None], run_id: str) -> None:
+        write_line(cluster, "beta", run_id, {"kind": "phase", "phase": "x", "time_s": lost_s})
+        await until(lambda: services.runs.history(run_id).attempt(1).heard_s)
+        cluster["beta"].set_state(run_id, 1, "lost")
+        await until(lambda: attempt_of(services, run_id) == (2, "running"))
+        step = {"kind": "step", "step": 1, "loss": 1.0, "time_s": lost_s + 145.0}
+        line = json.dumps({**step, "loss_hex": (1.0).hex()}).encode() + b"\n"
+        cluster["alpha"].write(run_id, 2, "rank-0.jsonl", line)
+        await until(lambda: any("training again" in text for text in texts(services, run_id)))
+        finish(cluster, run_id, 2)
+        await task
+
+    watched(services, scenario, run_id)
+    (launched,) = [text for text in texts(services, run_id) if "resumed automatically on" in text]
+    assert re.search(r", 2 min \d+ s after the loss; no step is repeated$", launched), launched
+    (back,) = [text for text in texts(services, run_id) if "training again" in text]
+    assert "the loss cost 2 min 25 s" in back
+    (one,) = list_interruptions(services, run_id)
+    assert one.cost_s == pytest.approx(145.0)
 
 
 @pytest.mark.parametrize("cause", ["killed", "crashed", "stalled"])
