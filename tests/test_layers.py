@@ -50,7 +50,7 @@ NEWER_THAN_3_10 = {
 MAX_CLASS_LINES = 250
 ORDER = {
     "app": (
-        "text troubleshooting program errors paths filelock progress"
+        "text shell_words troubleshooting program errors paths filelock progress"
         " | settings private_home artifact conversation interruption"
         " | planning runfile | events | presentation hub integrations storage"
         " | library nodes telemetry | provisioning | runs | forecasts recovery scheduling"

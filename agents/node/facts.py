@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agents.contract.names import is_address, is_device
 from agents.contract.node import GpuFacts, InterfaceFacts, MigGpu, NodeFacts, RecorderState
 from agents.contract.wire import from_wire
 from agents.limits import count_cpus, read_limits, read_memory
@@ -141,12 +142,15 @@ def parse_connection(text: str) -> str | None:
     """Return this node's address from SSH_CONNECTION (`client port server port`)."""
     parts = text.split()
     # A link-local IPv6 address includes its zone, such as fe80::1%eth0.
-    return parts[2].partition("%")[0] if len(parts) == 4 else None
+    address = parts[2].partition("%")[0] if len(parts) == 4 else ""
+    # sshd writes UNKNOWN where its input is not a socket, as behind some proxies.
+    return address if is_address(address) else None
 
 
 def read_interfaces() -> tuple[InterfaceFacts, ...]:
     """Return the network devices that have an address, loopback last."""
-    found = _read_with_ip() or _read_with_ioctl()
+    # Linux allows nearly any sign in a name; the master accepts only usual ones.
+    found = [one for one in _read_with_ip() or _read_with_ioctl() if is_device(one.name)]
     return tuple(sorted(found, key=lambda i: (i.name == "lo", i.name, ":" in i.address)))
 
 

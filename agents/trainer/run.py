@@ -349,6 +349,8 @@ def _make_saver(context: RankContext, state: TrainingState, strategy: Strategy) 
         attempt=attempt.intent.attempt,
         fence=attempt.run_folder / FENCE,
         failpoints=failpoints_from_environment(),
+        node=attempt.intent.node,
+        node_seed=attempt.intent.node_seed,
     )
     return Saver(
         context,

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agents.contract.formats import is_known_type
 from agents.shared.files.full_disk import name_disk_error
 from agents.shared.models.gguf_file import read_metadata
 from app.artifact import ArtifactSnapshot
@@ -51,8 +52,10 @@ def _read_folder(artifact: ArtifactSnapshot, folder: Path) -> ServedFolder:
     config: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         config = read_object(folder, "config.json")
-    names = sorted(path.name for path in folder.glob("*.gguf"))
-    files = [(kind, name) for kind in artifact.types for name in names if f"-{kind}." in name]
+    # A name of several lines would add lines to a Modelfile.
+    names = sorted(path.name for path in folder.glob("*.gguf") if path.name.isprintable())
+    types = [kind for kind in artifact.types if is_known_type(artifact.format, kind)]
+    files = [(kind, name) for kind in types for name in names if f"-{kind}." in name]
     templates, problems = {}, {}
     # Cached, since the files of a model share one template and each translation starts a process.
     translate = functools.cache(_translate_template)

@@ -203,7 +203,7 @@ async def _load_run(
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     nodes = services.pool.names() if subject.node is None else (subject.node,)
     copy = (await find_whole(services, run.run_id, nodes, subject.checkpoint))[0]
-    model = await send(services, copy.node, inputs.model)
+    model = await send(services, copy.node, inputs.model, is_model=True)
     checkpoint = checkpoint_path(run.run_id, copy.info.step)
     what = "base" if subject.of_base else f"step {copy.info.step}"
     tell(f"loading {what} on {copy.node}")

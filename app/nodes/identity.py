@@ -15,6 +15,7 @@ from agents.contract.node import NodeFacts
 from app.errors import HostKeyChanged, HostKeyUnknown, PcCloned, UserError
 from app.events import NodeSnapshot
 from app.nodes.node import Node, NodeIdentity, SshAddress
+from app.shell_words import command_here
 
 NEW_MACHINE_ID = (
     "sudo rm -f /etc/machine-id /var/lib/dbus/machine-id && sudo systemd-machine-id-setup"
@@ -77,10 +78,10 @@ def refuse_twin(node: Node, twin: Node) -> UserError:
     """Return the error for a node that is already registered under another name."""
     hint = f"Use {twin.name}: one PC is one node."
     if isinstance(node.address, SshAddress) and isinstance(twin.address, SshAddress):
+        command = command_here("rackless", "nodes", "set-address", twin.name, "--ssh", node.address)
         hint = (
-            f"If its address has changed: rackless nodes set-address {twin.name} --ssh "
-            f"{node.address}. Else use {twin.name}: one PC is one node. If these are two PCs, set "
-            "up from one disk image, switch both on and try again."
+            f"If its address has changed: {command}. Else use {twin.name}: one PC is one node. If "
+            "these are two PCs, set up from one disk image, switch both on and try again."
         )
     return UserError(
         f"{node.address} is the PC of {twin.name}, which was added as {twin.address}: host key and "

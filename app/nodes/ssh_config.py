@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.errors import UserError
+from app.shell_words import command_here
 
 MAX_DEPTH = 16
 """Number of files that may include each other, as in OpenSSH."""
@@ -281,7 +282,7 @@ def _lines(file: ConfigFile) -> Iterator[tuple[str, str, str]]:
     except OSError as error:
         raise UserError(
             f"The SSH configuration {file.path} cannot be read: {error.strerror or error}",
-            f"Give yourself access to it: chmod 600 {file.path}",
+            f"Give yourself access to it: {command_here('chmod', '600', file.path)}",
         ) from error
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{file.path}:{number}"

@@ -5,6 +5,7 @@ Every row that is not `pass` has a remedy. An unknown value gives `unknown`, nev
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from agents.contract.node import GpuFacts
@@ -23,6 +24,7 @@ from app.provisioning.torch_build import (
     serves,
 )
 from app.provisioning.windows.repair import run_script
+from app.shell_words import posix_command
 from app.text import show_bytes, show_list
 
 MIN_DISK_BYTES = 2 << 30
@@ -143,8 +145,11 @@ def judge_compiler(node: CheckedNode) -> tuple[CheckRow, ...]:
         f"{show_list(missing)} {verb} missing, so the model's layers cannot be compiled for its "
         "GPUs and training is slower"
     )
-    python = ".".join((report.python_version or "3").split(".")[:2])
-    fix = f"sudo apt-get install -y build-essential python{python}-dev"
+    version = re.match(r"3\.[0-9]{1,2}(?=\.|$)", report.python_version or "")
+    python = version[0] if version else "3"
+    fix = posix_command(
+        "sudo", "apt-get", "install", "-y", "build-essential", f"python{python}-dev"
+    )
     return (make_row("compiler", node.name, "warn", text, fix, install_compiler(python)),)
 
 
@@ -178,10 +183,10 @@ def judge_pythons(group: CheckedGroup) -> tuple[CheckRow, ...]:
             "python",
             name,
             "warn",
-            f"Python {versions[name]}, while most nodes have {usual}",
-            f"Set it up again with Python {usual}: rackless nodes setup {name}",
+            f"Python {versions[name]}, while {odd.who} have {odd.value}",
+            f"Set it up again with Python {odd.value}: rackless nodes setup {name}",
         )
-        for name, usual in find_odd(versions).items()
+        for name, odd in find_odd(versions).items()
     )
 
 

@@ -16,6 +16,7 @@ from app.events import ACTIVE_STATES
 from app.runs.belief import judge_statuses
 from app.runs.nodes.attempt_status import ACTIVE, active_attempts, by_node
 from app.runs.services import Services
+from app.shell_words import posix_command
 from app.text import show_moment
 
 
@@ -66,9 +67,7 @@ def _how_to_stop(status: AttemptStatus, node: str, ours: MasterIdentity) -> str:
     if master is None or master == ours:
         return f"Stop it: {here}."
     if (master.host, master.user) == (ours.host, ours.user):
-        import shlex  # lists of runs do not need it
-
-        there = f"RACKLESS_HOME={shlex.quote(master.home)} {stop}"
+        there = f"RACKLESS_HOME={posix_command(master.home)} {stop}"
         return f"Stop it there: {there}. If that home is gone: {here}."
     return f"Stop it on {master.host}: {stop}. If that PC is gone, stop it from here: {here}."
 

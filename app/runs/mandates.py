@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.contract.election import is_majority
-from agents.contract.mandate import AttemptProof, Mandate, ProvedAttempt, prove, sign_mandate
+from agents.contract.mandate import (
+    AttemptProof,
+    Mandate,
+    ProvedAttempt,
+    closing_bytes,
+    prove,
+    sign_mandate,
+)
 from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.signatures import make_seed, public_key
 from app.errors import UserError
@@ -68,6 +75,15 @@ class MasterKey:
         )
         signed = sign_mandate(mandate, public, lambda message: sign(message).hex())
         return LaunchKeys(proof=AttemptProof(mandate=signed), seeds=seeds)
+
+    def sign_closing(self, run_id: str, attempt: int) -> str:
+        """Sign that nodes never recover an attempt, so that those who miss a stop respect it.
+
+        Raises:
+            UserError: as `public`.
+        """
+        _, sign = self._load()
+        return sign(closing_bytes(run_id, attempt)).hex()
 
     def prove(self, status: AttemptStatus, trusted: str = "") -> ProvedAttempt | None:
         """Return the attempt that this home has allowed, or None without a valid proof of it.

@@ -42,8 +42,8 @@ from agents.contract.requests.hub import (
     FetchSnapshot,
     FindSnapshot,
     FoundSnapshot,
+    KeepSnapshot,
     OfferSnapshot,
-    ShowSnapshot,
 )
 from agents.contract.requests.jobs import CalibrationJob, PreviewJob
 from agents.contract.requests.models import FoundConfig, InspectModel, ModelRefusals, ReadConfig
@@ -166,6 +166,8 @@ class FakeNode(FakeAgent):
     """Where it can read what the master has at a path."""
     intents: list[AttemptIntent] = field(default_factory=list)
     stops: list[tuple[str, int, float]] = field(default_factory=list)
+    closings: list[str] = field(default_factory=list)
+    """Signatures by which nodes are told never to recover an attempt; empty: they may."""
     wishes: list[ControlRequest] = field(default_factory=list)
     grant: Callable[[str, int, ControlRequest], None] | None = None
     """Answer a control request as the trainer does."""
@@ -183,7 +185,9 @@ class FakeNode(FakeAgent):
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By the model's path or id."""
     snapshots: dict[str, HubSnapshot] = field(default_factory=dict)
-    """Models in the hub's cache, by their id."""
+    """Models in the hub's cache or copied from another PC, by their id."""
+    copied: dict[str, str] = field(default_factory=dict)
+    """Folders of the copied ones, by their id."""
     hub: dict[str, HubSnapshot | RacklessError] = field(default_factory=dict)
     """What a download gives, by the model's id; one without a name gives nothing to copy."""
     refusals: dict[str, tuple[ModelRefusal, ...]] = field(default_factory=dict)
@@ -296,6 +300,7 @@ class FakeNode(FakeAgent):
     @answers(KeepAttempt)
     async def keep(self, request: KeepAttempt, progress: Report = None) -> None:
         self._answer("keep_closed" if request.is_closed else "keep")
+        self.closings.append(request.closing)
 
     @answers(ReadAttempt)
     async def attempt_status(self, request: ReadAttempt, progress: Report = None) -> AttemptStatus:
@@ -320,6 +325,7 @@ class FakeNode(FakeAgent):
         run_id, attempt = request.run_id, request.attempt
         self._answer("stop")
         self.stops.append((run_id, attempt, request.grace_s))
+        self.closings.append(request.closing)
         await asyncio.sleep(self.stop_delay_s)
         if self.stop_error is not None:
             raise self.stop_error
@@ -384,7 +390,9 @@ class FakeNode(FakeAgent):
     @answers(FindSnapshot)
     async def hub_snapshot(self, request: FindSnapshot, progress: Report = None) -> FoundSnapshot:
         self._answer("hub_snapshot")
-        return FoundSnapshot(snapshot=self.snapshots.get(request.model))
+        return FoundSnapshot(
+            snapshot=self.snapshots.get(request.model), folder=self.copied.get(request.model, "")
+        )
 
     @answers(FetchSnapshot)
     async def hub_fetch(self, request: FetchSnapshot, progress: Report = None) -> FoundSnapshot:
@@ -402,10 +410,13 @@ class FakeNode(FakeAgent):
     async def hub_offer(self, request: OfferSnapshot, progress: Report = None) -> None:
         self._answer("hub_offer")
 
-    @answers(ShowSnapshot)
-    async def hub_show(self, request: ShowSnapshot, progress: Report = None) -> None:
-        self._answer("hub_show")
-        self.snapshots[request.place.model] = request.place.snapshot
+    @answers(KeepSnapshot)
+    async def hub_keep(self, request: KeepSnapshot, progress: Report = None) -> FoundSnapshot:
+        self._answer("hub_keep")
+        place = request.place
+        self.snapshots[place.model] = place.snapshot
+        self.copied[place.model] = f"/home/anna/.rackless/{place.folder}"
+        return FoundSnapshot(snapshot=place.snapshot, folder=self.copied[place.model])
 
     @answers(ReadConfig)
     async def model_config(self, request: ReadConfig, progress: Report = None) -> FoundConfig:
@@ -611,7 +622,12 @@ class FakeCluster:
         return ()
 
     async def copy(
-        self, source: str, targets: Sequence[str], path: str, progress: OnTransfers | None = None
+        self,
+        source: str,
+        targets: Sequence[str],
+        path: str,
+        progress: OnTransfers | None = None,
+        expected: Mapping[str, int] | None = None,
     ) -> tuple[str, ...]:
         for target in targets:
             self.copies.append((source, target, path))

@@ -6,6 +6,7 @@ import contextlib
 import json
 from dataclasses import replace
 
+from agents.contract.election import Closing
 from agents.contract.messages import MAX_LINE_BYTES
 from agents.contract.requests.attempts import (
     Attempts,
@@ -68,7 +69,7 @@ def keep(call: Call, request: KeepAttempt) -> None:
     """Reserve the attempt for the master, or close it, so that no node recovers it."""
     attempt = AttemptFolder(call.home, request.run_id, request.attempt)
     if request.is_closed:
-        close(attempt, "a master said so")
+        close(attempt, "a master said so", Closing(signature=request.closing))
     else:
         record_keep(attempt)
 
@@ -123,7 +124,7 @@ def _fit(statuses: list[AttemptStatus]) -> tuple[AttemptStatus, ...]:
 def stop(call: Call, request: StopAttempt) -> AttemptStatus:
     """End an attempt on this node; answer after the last tagged process is gone."""
     attempt = AttemptFolder(call.home, request.run_id, request.attempt)
-    return stop_attempt(attempt, request.grace_s, at_loss=request.at_loss)
+    return stop_attempt(attempt, request.grace_s, at_loss=request.at_loss, closing=request.closing)
 
 
 @handles(ControlAttempt)

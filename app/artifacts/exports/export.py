@@ -148,7 +148,9 @@ async def _merge(services: Services, work: _ExportWork) -> str:
         run_id=work.run.run_id,
         step=work.step,
         python=work.python,
-        model_path=await send(services, work.node, work.inputs.model, tell, "the model"),
+        model_path=await send(
+            services, work.node, work.inputs.model, tell, "the model", is_model=True
+        ),
         destination=work.folder(f"merged-{work.step}"),
     )
     agent = services.pool.agent(work.node)

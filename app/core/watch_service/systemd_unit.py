@@ -10,6 +10,7 @@ from agents.shared.files.full_disk import name_disk_error
 from app.core.watch_service import service
 from app.errors import UserError
 from app.paths import HOME_VARIABLE, private_folder, replace_text
+from app.shell_words import posix_command
 
 UNIT_NAME = "rackless-watch.service"
 
@@ -156,7 +157,7 @@ class SystemdUnit:
             return ""
         return (
             f"It runs while {self.user} is logged in. To run it from the start of this PC on: "
-            f"loginctl enable-linger {self.user}"
+            + posix_command("loginctl", "enable-linger", self.user)
         )
 
     def _read(self) -> str | None:

@@ -277,6 +277,7 @@ async def copy(
     path: str,
     rates: Mapping[Link, float],
     progress: OnSpread | None = None,
+    expected: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
     """Copy the folder `path` from one node to others, forwarding it between them.
 
@@ -288,6 +289,7 @@ async def copy(
         path: path below the agents' homes.
         rates: measured rates of links between nodes, in bytes/s.
         progress: callback with the progress of each node.
+        expected: files that may be in it with their sizes in bytes; None for all that it lists.
 
     Returns:
         Problems that the user may want to solve, as sentences.
@@ -299,6 +301,9 @@ async def copy(
 
     async def lacks(client: NodeClient, entries: Sequence[FileEntry]) -> bool:
         check_entries(source.name, entries)
+        if expected is not None:
+            known = [entry for entry in entries if expected.get(entry.path) == entry.size_bytes]
+            _require_expected(source.name, entries, known)
         return not (
             await client.ask(CompareBundle(destination=path, files=tuple(entries)))
         ).complete

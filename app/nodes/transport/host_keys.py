@@ -20,6 +20,7 @@ from app.errors import UserError
 from app.filelock import locked
 from app.nodes.node import SshAddress
 from app.paths import replace_file
+from app.shell_words import command_here
 
 FILE_NAME = "known_hosts"
 
@@ -64,7 +65,7 @@ class HostKeys:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
                 f"The confirmed host keys in {self._path} cannot be read: {error}",
-                f"Give yourself access to it: chmod 600 {self._path}",
+                f"Give yourself access to it: {command_here('chmod', '600', self._path)}",
             ) from error
 
     def _parse(self, key: str, number: int) -> asyncssh.SSHKey:

@@ -19,6 +19,7 @@ import asyncssh
 
 from app.errors import LoginRefused
 from app.nodes.node import SshAddress
+from app.shell_words import command_here
 
 DEFAULT_KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 _WINDOWS_AGENT = r"\\.\pipe\openssh-ssh-agent"
@@ -104,9 +105,10 @@ async def _use_only(keys: LoginKeys, path: Path) -> None:
     except OSError as error:
         raise LoginRefused(
             f"The key file {path} cannot be read: {error.strerror or error}",
-            f"Name the private key with --key, or make a new one: ssh-keygen -t ed25519 -f {path}"
+            "Name the private key with --key, or make a new one: "
+            + command_here("ssh-keygen", "-t", "ed25519", "-f", path)
             if isinstance(error, FileNotFoundError)
-            else f"Give yourself access to it: chmod 600 {path}",
+            else f"Give yourself access to it: {command_here('chmod', '600', path)}",
         ) from error
     except asyncssh.KeyImportError as error:
         # The agent may hold the same key unlocked; the .pub file next to it identifies the key.
@@ -119,16 +121,17 @@ def _unusable(path: Path, error: Exception) -> LoginRefused:
     if _is_locked(error):
         return LoginRefused(
             f"The key file {path} is locked with a passphrase, and no SSH agent holds it",
-            f"Unlock it once for this login session: ssh-add {path}",
+            f"Unlock it once for this login session: {command_here('ssh-add', path)}",
         )
     if path.suffix == ".pub":
         return LoginRefused(
             f"{path} is a public key; logging in needs the private one",
-            f"Name the file without .pub: --key {path.with_suffix('')}",
+            f"Name the file without .pub: {command_here('--key', path.with_suffix(''))}",
         )
     return LoginRefused(
         f"{path} is not a private key that can be used: {error}",
-        f"Make a new one: ssh-keygen -t ed25519 -f {path.with_name('id_rackless')}",
+        "Make a new one: "
+        + command_here("ssh-keygen", "-t", "ed25519", "-f", path.with_name("id_rackless")),
     )
 
 

@@ -118,7 +118,7 @@ async def _run_there(  # noqa: PLR0913 - the parts of one job
     job = PreviewJob(
         python=python,
         spec=spec,
-        model_path=await send(services, node, model, report, "the model's files"),
+        model_path=await send(services, node, model, report, "the model's files", is_model=True),
         train_path=await send(services, node, data, report, "the data"),
         held_out_from=held_out_from,
         whole=whole,

@@ -257,7 +257,7 @@ async def _send_to(
     used = {what: place for (name, what), place in places.items() if name == node}
     paths = {what: place.path for what, place in used.items()}
     for what, source in sources.items():
-        paths[what] = await _push(services, node, source, report, what)
+        paths[what] = await _push(services, node, source, report, what, is_model=what == MODEL)
     return NodeInputs(
         has_parts=sources.get(MODEL, inputs.model) is not inputs.model,
         model=paths[MODEL],
@@ -293,6 +293,8 @@ async def send(
     source: Source,
     report: OnMessage = lambda line: None,
     what: str = "files",
+    *,
+    is_model: bool = False,
 ) -> str:
     """Send one source to a node that cannot use it in place; return the path there.
 
@@ -302,6 +304,7 @@ async def send(
         source: model or data.
         report: callback with the progress of a large source.
         what: name of the source in these sentences.
+        is_model: True for a model, of which the node may have a copy under its hub id.
 
     Raises:
         UserError: a disk is full, or a file has changed and the node has no earlier copy.
@@ -309,13 +312,17 @@ async def send(
     places = await find_places(services, (node,), {what: source}, report)
     if (node, what) in places:
         return places[node, what].path
-    return await _push(services, node, source, report, what)
+    return await _push(services, node, source, report, what, is_model=is_model)
 
 
-async def _push(services: Services, node: str, source: Source, report: OnMessage, what: str) -> str:
+async def _push(
+    services: Services, node: str, source: Source, report: OnMessage, what: str, *, is_model: bool
+) -> str:
     # A hub id or a path on the node: there is nothing to send.
     if source.destination is None:
-        return source.value
+        from app.runs.inputs.hub_models import find_path  # late: lists of runs copy no models
+
+        return await find_path(services, node, source.value) if is_model else source.value
     is_large = sum(file.size_bytes for file in source.files) >= REPORTED_BYTES
     progress = say_bytes(report, f"sending {what} to {node}") if is_large else None
     try:

@@ -340,6 +340,14 @@ def _describe_exit(line: Line, node: str, rank: int | None) -> Description:
     return ("warning", describe_exit(line, node), True) if code else None
 
 
+def _describe_peer_request(line: Line, node: str, rank: int | None) -> Description:
+    what, about = text_of(line, "request"), text_of(line, "message").rstrip(".")
+    is_refused = line.get("is_refused") is True
+    verb = "refused" if is_refused else "carried out"
+    text = f"{node} {verb} the request `{what}` of {text_of(line, 'sender')}: {about}"
+    return "warning" if is_refused else "info", text, True
+
+
 def _skip(line: Line, node: str, rank: int | None) -> Description:
     return None
 
@@ -374,4 +382,5 @@ _SUPERVISOR_LINES: dict[str, tuple[RunEventKind, Describer]] = {
     "clock_set": ("clock_set", _describe_clock_set),
     "disk": ("disk", _describe_disk),
     "rank_exited": ("rank_exited", _describe_exit),
+    "peer_request": ("recovery", _describe_peer_request),
 }

@@ -117,8 +117,14 @@ async def keep_part(
     with contextlib.suppress(RacklessError, TimeoutError):
         async with asyncio.timeout(_KEEP_TIMEOUT_S):
             agent = services.pool.agent(node)
+            closing = ""
+            if is_closed:
+                sign = services.key.sign_closing
+                closing = await asyncio.to_thread(sign, run.run_id, run.attempt)
             await agent.ask(
-                KeepAttempt(run_id=run.run_id, attempt=run.attempt, is_closed=is_closed)
+                KeepAttempt(
+                    run_id=run.run_id, attempt=run.attempt, is_closed=is_closed, closing=closing
+                )
             )
 
 

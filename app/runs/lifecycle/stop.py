@@ -195,6 +195,10 @@ async def _stop_active(
         return {}
     if run.state in ACTIVE_STATES:
         services.runs.move(run.run_id, run.attempt, "stopping", "", "")
+    closings = {
+        attempt: await asyncio.to_thread(services.key.sign_closing, run.run_id, attempt)
+        for attempt in {attempt for _, attempt in parts}
+    }
     async with _reporting(services.pool, run, grace_s, report):
         answers = await asyncio.gather(
             *(
@@ -205,6 +209,7 @@ async def _stop_active(
                     run.run_id,
                     attempt,
                     grace_s if attempt >= run.attempt else 0.0,
+                    closing=closings[attempt],
                 )
                 for node, attempt in parts
             )

@@ -12,6 +12,8 @@ from dataclasses import replace
 
 import pytest
 
+from agents.contract.election import Closing
+from agents.contract.mandate import closing_bytes
 from agents.contract.run import AttemptIntent, AttemptLoss
 from agents.contract.run_layout import CLOSED_FILE, INTENT_FILE
 from agents.contract.wire import to_wire
@@ -29,8 +31,14 @@ from tests.agents.election.conftest import RUN, Nodes
 from tests.agents.supervisor.conftest import kill_supervisor
 
 
-def test_two_of_three_nodes_go_on_and_the_third_finds_nothing_to_start(nodes: Nodes) -> None:
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_two_of_three_nodes_go_on_and_the_third_finds_nothing_to_start(
+    nodes: Nodes, is_signed: bool
+) -> None:
+    nodes.is_signed = is_signed
     nodes.launch()
+    for name in "abc":
+        nodes.wait(name, 1, lambda status: any((rank.step or 0) >= 60 for rank in status.ranks))
     for name, step in (("a", 20), ("b", 20), ("b", 40), ("b", 60), ("c", 20)):
         nodes.add_checkpoint(name, step)
     damaged = nodes.home("b").checkpoints("run-1") / "step-00000060" / "state.json"
@@ -112,7 +120,8 @@ def test_a_master_that_asks_a_stop_and_a_closed_loss_keep_nodes_from_starting(no
         keep(nodes.attempt("b", 1))
         time.sleep(0.5)
     assert not nodes.attempt("b", 2).folder.exists(), "one node with a master holds both back"
-    close(nodes.attempt("c", 1), "a person stopped it")
+    word = nodes.sign_as_master(closing_bytes(RUN, 1))
+    close(nodes.attempt("c", 1), "a person stopped it", Closing(signature=word))
     nodes.wait_gone("b", "c")
     assert not nodes.attempt("b", 2).folder.exists()
 
@@ -148,7 +157,7 @@ def test_who_has_another_credential_or_none_gets_no_answer(nodes: Nodes) -> None
     intent = nodes.attempt("a", 1).read_intent()
     assert intent is not None
     assert intent.election is not None
-    ours = Peer("a", intent.address, intent.election.ports["a"], nodes.credential)
+    ours = nodes.peer("b", "a")
     assert ours.ask("state")["part"] == "active"
     assert ours.ask("claim", attempt=2)["is_granted"] is False, "while its ranks live"
     with pytest.raises(PeerError, match="no request"):
@@ -177,19 +186,23 @@ def test_a_node_that_launches_last_answers_until_it_is_confirmed(nodes: Nodes) -
         write_intent(nodes.attempt(name, 1), intents[name])
     first = Part(nodes.attempt("b", 1), intents["b"])
     assert claim_attempt(nodes.home("b"), RUN, 2, replaces=1).is_granted
-    write_intent(nodes.attempt("b", 2), replace(intents["b"], attempt=2))
+    write_intent(nodes.attempt("b", 2), nodes.prove(replace(intents["b"], attempt=2)))
     assert first.state().part == "closed", "it has launched its own part"
     ports = first.plan.ports
-    listener = Listener(nodes.address("b"), ports["b"], nodes.credential, first.answer)
+    listener = Listener(
+        nodes.address("b"), ports["b"], nodes.credential, first.answer, first.member
+    )
     # The last one has granted the number, and its part is still to be launched.
-    assert claim_attempt(nodes.home("c"), RUN, 2, replaces=1).is_granted
     last = Part(nodes.attempt("c", 1), intents["c"])
     assert last.state().part == "lost"
+    time.sleep(0.2)  # no master asks
+    assert last.state().is_ready
+    assert last.ask("claim", {"attempt": 2}, "b")["is_granted"]
     watch = threading.Thread(target=ElectionWatch(last).run)
     watch.start()
-    peer = Peer("c", nodes.address("c"), ports["c"], nodes.credential)
+    peer = Peer("c", nodes.address("c"), ports["c"], nodes.credential, nodes.member("b"))
     time.sleep(1.5)
-    write_intent(nodes.attempt("c", 2), replace(intents["c"], attempt=2))
+    write_intent(nodes.attempt("c", 2), nodes.prove(replace(intents["c"], attempt=2)))
     time.sleep(0.5)
     assert peer.ask("confirm", attempt=2) == {}
     watch.join(5.0)

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from agents.contract.election import is_majority
-from agents.contract.mandate import prove
+from agents.contract.mandate import closing_bytes, prove
 from agents.contract.messages import to_wire
 from agents.contract.run import AttemptIntent
-from agents.contract.signatures import public_key
+from agents.contract.signatures import public_key, verify
 from agents.errors import ExpectedError
 from agents.supervisor.proof import require_proved
 from app.doctor.report import collect_report
 from app.errors import UserError
+from app.runs.lifecycle.stop import stop_run
 from app.runs.mandates import MasterKey
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster
@@ -120,3 +121,16 @@ def test_a_report_has_no_key(services: Services, run_id: str) -> None:
     parts = asyncio.run(collect_report(services.paths.home))
     assert any(path.name in part.text for part in parts), "the file is listed"
     assert not [part.name for part in parts if seed in part.text]
+
+
+def test_a_stop_of_a_user_is_signed_for_nodes_that_miss_it(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    before = [*cluster["alpha"].closings]
+    assert not any(before), "as long as the run may be recovered"
+    asyncio.run(stop_run(services, run_id))
+    closings = {closing for closing in cluster["alpha"].closings if closing}
+    assert closings
+    key = services.key.public
+    assert all(verify(key, closing_bytes(run_id, 1), closing) for closing in closings)
+    assert not any(verify(key, closing_bytes(run_id, 2), closing) for closing in closings)

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.mandate import checkpoint_bytes
+from agents.contract.signatures import make_seed, public_key
+from agents.contract.signatures import verify as public_key_verifies
 from agents.errors import ExpectedError
-from agents.trainer.checkpoint.folder import CannotWrite, NoRoom
+from agents.node.checkpoints import list_checkpoints, set_aside
+from agents.state import Home
+from agents.trainer.checkpoint.folder import CannotWrite, CheckpointFolder, NoRoom
+from agents.trainer.rank.failpoints import failpoints_from_environment
 from tests.agents.small_disk import fill, small_disk
 from tests.agents.trainer.checkpoint.checkpoint_writer import ABOUT, NAMES, open_folder, write_files
 from tests.agents.trainer.checkpoint.writer_kills import check_newest, kill_writer, start_writer
@@ -111,6 +117,43 @@ def test_a_step_is_written_anew_over_that_of_an_older_attempt(run):
     commit(open_folder(run, 1), 5)
     commit(open_folder(run, 2), 5)
     assert [found.manifest.attempt for found in open_folder(run, 2).find_all()] == [2]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000005"]
+
+
+def test_a_node_signs_what_its_ranks_write_and_copies_keep_that(run):
+    seed_of_node = make_seed()
+    folder = CheckpointFolder(
+        run / "checkpoints",
+        run_id=run.name,
+        attempt=1,
+        fence=run / "fence",
+        failpoints=failpoints_from_environment(),
+        node="alpha",
+        node_seed=seed_of_node,
+    )
+    commit(folder, 5)
+    (info,) = list_checkpoints(Home(run.parents[1]), run.name)
+    message = checkpoint_bytes(run.name, 1, 5, info.manifest_sha256, "alpha")
+    assert info.signer == "alpha"
+    assert public_key_verifies(public_key(seed_of_node), message, info.signature)
+    # Not another step, and not other files.
+    other = checkpoint_bytes(run.name, 1, 6, info.manifest_sha256, "alpha")
+    assert not public_key_verifies(public_key(seed_of_node), other, info.signature)
+    # An earlier version's folder, with no key.
+    commit(open_folder(run, 1), 6)
+    assert [one.signer for one in list_checkpoints(Home(run.parents[1]), run.name)] == ["alpha", ""]
+
+
+def test_what_another_nodes_copy_replaced_goes_with_the_next_save(run):
+    folder = open_folder(run, 1)
+    commit(folder, 5)
+    set_aside(Home(run.parents[1]), run.name, 5)
+    assert folder.find_all() == []
+    folder.clean()
+    commit(folder, 5)
+    names = sorted(path.name[:6] for path in (run / "checkpoints").iterdir())
+    assert names == [".aside", "step-0"]
+    folder.prune(3)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000005"]
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from agents.contract.node import InterfaceFacts, LinkProbe
+from agents.contract.node import InterfaceFacts, LinkProbe, NodeFacts
 from agents.contract.requests.examination import NO_LIMIT, DeviceFacts, RdmaFacts, Route, Sudo
+from agents.contract.wire import from_wire, to_wire
 from app.nodes.client import NodeClient
 from app.provisioning.check_row import CheckedGroup
 from app.provisioning.checks import links, network
@@ -118,6 +119,44 @@ def test_the_node_with_another_packet_size_is_named() -> None:
     assert rows["b"].repair == set_mtu("eth0", 9000, 1500)
     (jumbo,) = network.judge_mtus(group_of(nodes[1]))
     assert "jumbo frames" in jumbo.message
+
+
+@pytest.mark.parametrize(
+    ("mtus", "repaired"),
+    [
+        ((1500, 40), {}),  # two nodes: neither chooses for the other
+        ((1500, 9000), {}),
+        ((1500, 1500, 9000, 9000), {}),
+        ((1500, 9000, 9000), {}),  # a majority, but of a size that only some networks pass
+        ((1500, 1280, 1280), {}),
+        ((1500, 1500, 1400), {"c": (1400, 1500)}),
+        ((1500, 40, 40), {}),
+    ],
+)
+def test_only_a_majority_with_the_usual_packet_size_gives_a_root_command(
+    mtus: tuple[int, ...], repaired: dict[str, tuple[int, int]]
+) -> None:
+    nodes = [
+        checked(
+            name=name,
+            facts=from_wire(
+                NodeFacts,
+                to_wire(
+                    replace(
+                        FACTS,
+                        interfaces=(InterfaceFacts(name="eth0", address="10.0.0.1", mtu=mtu),),
+                    )
+                ),
+            ),
+        )
+        for name, mtu in zip("abcd", mtus, strict=False)
+    ]
+    rows = {row.node: row for row in network.judge_mtus(group_of(*nodes))}
+    assert {name: row.repair for name, row in rows.items() if row.repair} == {
+        name: set_mtu("eth0", *sizes) for name, sizes in repaired.items()
+    }
+    commands = {name for name, row in rows.items() if "sudo ip link set dev" in row.fix}
+    assert commands == set(repaired)
 
 
 def test_cloned_disk_is_told_from_two_nodes_on_one_pc() -> None:

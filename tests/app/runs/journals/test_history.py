@@ -230,6 +230,12 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
         ({"kind": "rank_exited", "rank": 1, "exit_code": 3,
           "how": "ended with exit code 3 in phase loading"}, None, "warning",
          "rank 1 on node alpha ended with exit code 3 in phase loading"),
+        ({"kind": "peer_request", "sender": "beta", "request": "fetch", "is_refused": True,
+          "message": "The part of alpha is active."}, None, "warning",
+         "alpha refused the request `fetch` of beta: The part of alpha is active"),
+        ({"kind": "peer_request", "sender": "beta", "request": "launch", "is_refused": False,
+          "message": "for attempt 2"}, None, "info",
+         "alpha carried out the request `launch` of beta: for attempt 2"),
     ],
 )  # fmt: skip
 def test_what_a_line_tells_in_plain_words(
@@ -244,6 +250,7 @@ def test_what_a_line_tells_in_plain_words(
         "standing": "stalled",
         "moving": "stalled",
         "rounded": "note",
+        "peer_request": "recovery",
     }.get(line["kind"], line["kind"])
     assert told.event.kind == kind
 
