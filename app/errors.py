@@ -14,6 +14,9 @@
      |    +-- LoginRefused    the node answers, but accepts no key of this PC
      |    +-- AdminRefused    a node's sudo refused the password, or allows nothing
      |    +-- NotAvailableYet a command of a later version
+     |    +-- LockHeld        another process of this PC keeps a file locked
+     |    +-- StoreLost       the database was damaged, moved or deleted while it was in use
+     |    +-- RunStopped      the user stopped the run while a process launched or exported it
      |    +-- Interrupted     ended by Ctrl-C or a signal (exit code 130)
      +-- AgentBug             our fault on the node; carries the remote traceback
 
@@ -204,6 +207,24 @@ class NotAvailableYet(UserError):
     """Raised by commands that a later version implements."""
 
     code = "not-available-yet"
+
+
+class LockHeld(UserError):
+    """Raised when another process of this PC, which the message names, keeps a file locked."""
+
+    code = "lock-held"
+
+
+class StoreLost(UserError):
+    """Raised when the database is not the file any more that this process has opened."""
+
+    code = "store-lost"
+
+
+class RunStopped(UserError):
+    """Raised in a process that launches or exports a run, once the user has stopped the run."""
+
+    code = "run-stopped"
 
 
 class Interrupted(UserError):

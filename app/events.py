@@ -168,6 +168,8 @@ class RunSnapshot:
     """Result of the newest attempt's verified resume; None until the replay is over."""
     is_recovering: bool = False
     """True if the run has lost a rank or a node and will be resumed automatically."""
+    is_resuming: bool = False
+    """True if a process of this home resumes it now, but has not launched it yet."""
     is_foreign: bool = False
     """True if another master resumes it after a loss, and this one only watches it."""
 
@@ -417,6 +419,14 @@ class ArtifactsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """The database can no longer be used by this process, which has to be restarted."""
+
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepsArrived:
     run_id: str
     steps: tuple[StepRecord, ...]
@@ -444,6 +454,7 @@ Event = (
     | RunDeleted
     | FoundRunsChanged
     | ArtifactsChanged
+    | StoreFailed
     | StepsArrived
     | LogArrived
     | RunEventArrived

@@ -15,7 +15,14 @@ from pathlib import Path
 from agents.contract.election import is_majority
 from agents.contract.mandate import prove
 from agents.contract.run import AttemptIntent, Claim
-from agents.contract.run_layout import ATTEMPTS, FENCE, INTENT_FILE, MASTER_KEYS, attempt_of_folder
+from agents.contract.run_layout import (
+    ATTEMPTS,
+    FENCE,
+    HALT,
+    INTENT_FILE,
+    MASTER_KEYS,
+    attempt_of_folder,
+)
 from agents.contract.wire import WireError, from_wire
 from agents.errors import explain_os_error
 from agents.state import Home, locked, read_json, write_bytes, write_json
@@ -26,8 +33,17 @@ CLAIM_TIMEOUT_S = 10.0
 
 def read_fence(home: Home, run_id: str) -> int:
     """Return the newest attempt number, or 0 before the first attempt."""
+    return _read_number(home, run_id, FENCE)
+
+
+def read_halt(home: Home, run_id: str) -> int:
+    """Return the newest attempt that a stop by the user forbids to start, or 0."""
+    return _read_number(home, run_id, HALT)
+
+
+def _read_number(home: Home, run_id: str, name: str) -> int:
     with contextlib.suppress(OSError, ValueError):
-        return int((home.run(run_id) / FENCE).read_text(encoding="ascii"))
+        return int((home.run(run_id) / name).read_text(encoding="ascii"))
     return 0
 
 
@@ -95,7 +111,8 @@ def _is_signed(run_id: str, number: int, path: Path, keys: Sequence[str]) -> boo
 
 
 def claim_attempt(home: Home, run_id: str, attempt: int, replaces: int) -> Claim:
-    """Grant an attempt number unless it was granted before or an attempt after `replaces` started.
+    """Grant an attempt number unless it was granted before, an attempt after `replaces` started, or
+    the user stopped the attempt `replaces`.
 
     Raises:
         ExpectedError: the fence cannot be written, or the run is being launched.
@@ -107,7 +124,8 @@ def claim_attempt(home: Home, run_id: str, attempt: int, replaces: int) -> Claim
     # A launch checks the fence and then writes its intent; a claim must not come in between.
     with locked(run / "launch.lock", CLAIM_TIMEOUT_S, busy):
         launched, fence = find_newest_launched(home, run_id), read_fence(home, run_id)
-        if launched > replaces or attempt <= fence:
+        is_halted = read_halt(home, run_id) >= max(replaces, 1)
+        if launched > replaces or attempt <= fence or is_halted:
             return Claim(is_granted=False, fence=fence, launched=launched)
         newest = raise_fence(home, run_id, attempt)
         return Claim(is_granted=newest == attempt, fence=newest, launched=launched)

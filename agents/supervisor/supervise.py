@@ -28,7 +28,7 @@ from agents.state import Home, Identity, identify, read_json, take_lock, write_j
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.clocks import ClockWatch
 from agents.supervisor.confirmation import ConfirmationWatch
-from agents.supervisor.fence import read_fence
+from agents.supervisor.fence import read_fence, read_halt
 from agents.supervisor.full_disk import FullDiskWatch
 from agents.supervisor.journal import AttemptJournal, give_back_all
 from agents.supervisor.launcher import DirectLauncher, Launcher
@@ -166,6 +166,9 @@ class Supervisor:
     def _take_ranks(self) -> AttemptOutcome | None:
         """Start the ranks, or adopt those of a dead supervisor; return an outcome on failure."""
         if not self._group.has_predecessor:
+            # Stopped between the check of the launch and here.
+            if self._attempt.number <= read_halt(self._attempt.home, self._attempt.run_id):
+                return AttemptOutcome(state="stopped", message="")
             return self._group.start(self._launcher)
         return self._group.adopt() or self._refuse_replaced()
 

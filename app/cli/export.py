@@ -15,6 +15,7 @@ from app.core.action import CoreApi
 from app.core.artifacts import ExportModel, PlanExport
 from app.errors import UsageError
 from app.presentation.result_text import describe_verdict
+from app.program import started_s
 from app.shell_words import command_here
 
 
@@ -89,6 +90,7 @@ def _read_request(args: argparse.Namespace) -> ExportRequest:
         node=args.node,
         calibration=args.calibration,
         engine=args.engine,
+        asked_s=started_s(),
     )
 
 

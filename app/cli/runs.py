@@ -44,6 +44,7 @@ from app.presentation.found_text import ask_to_adopt
 from app.presentation.interruption_text import summarize_story, tell_story
 from app.presentation.result_text import describe_certificate, describe_saved, describe_trace
 from app.presentation.start_text import describe_start
+from app.program import started_s
 from app.telemetry.state import current_run, describe_rank
 from app.telemetry.step_parts import show_rank_memory, split_step
 from app.text import (
@@ -478,6 +479,7 @@ async def _resume(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
         verify_steps=args.verify,
         learning_rate=args.learning_rate,
         parallel=args.parallel,
+        asked_s=started_s(),
     )
     if args.verify is not None and args.learning_rate is not None:
         raise UsageError(

@@ -285,23 +285,28 @@ class ResumeRun(Action["RunSnapshot"]):
     """Learning rate from now on; None: as before."""
     parallel: Parallel | None = None
     """Parallelism from now on; None: as before."""
+    asked_s: float | None = None
+    """Time at which the user asked for it, in seconds since the epoch; a later stop ends it.
+    None: now."""
 
     async def perform(self, core: CoreState, report: Report) -> RunSnapshot:
+        from app.runs.lifecycle.launch_order import take_order
         from app.runs.lifecycle.reconcile import refresh_run
-        from app.runs.lifecycle.resume import Changes, resume_run
+        from app.runs.lifecycle.resume import Changes, Choices, resume_run
 
         run_id = core.full_id(self.run_id)
-        # The stored state may be outdated, and a run that still trains must not be resumed.
-        await refresh_run(core.services, run_id)
-        await resume_run(
-            core.services,
-            run_id,
-            self.checkpoint,
-            self.nodes,
-            self.verify_steps,
-            as_progress(report),
-            changes=Changes(learning_rate=self.learning_rate, parallel=self.parallel),
-        )
+        order = take_order(core.services, run_id, self.asked_s)
+        with core.services.resuming(run_id):
+            core.services.runs.publish_starters()  # so that it can be stopped from here on
+            # The stored state may be outdated, and a run that still trains must not be resumed.
+            await refresh_run(core.services, run_id)
+            choices = Choices(
+                checkpoint=self.checkpoint,
+                nodes=self.nodes,
+                verify_steps=self.verify_steps,
+                changes=Changes(learning_rate=self.learning_rate, parallel=self.parallel),
+            )
+            await resume_run(core.services, run_id, choices, as_progress(report), order=order)
         core.watch(run_id)
         return core.services.runs.full_snapshot(run_id)
 
@@ -394,14 +399,23 @@ class RefreshRun(Action["RunSnapshot"]):
 
 @action("runs.watch")
 class WatchRun(Action["RunSnapshot"]):
-    """Follow a run until its attempt ends, publishing its events; return the ended run."""
+    """Follow a run until its attempt ends, publishing its events; return the ended run.
+
+    Raises:
+        StoreLost: the database was lost meanwhile; the run keeps training.
+    """
 
     run_id: str
 
     async def perform(self, core: CoreState, report: Report) -> RunSnapshot:
         run_id = core.full_id(self.run_id)
-        # Shielded: a cancelled caller must not end the watch that others share.
-        await asyncio.shield(core.background.watch(run_id))
+        try:
+            # Shielded: a cancelled caller must not end the watch that others share.
+            await asyncio.shield(core.background.watch(run_id))
+        except BaseException:
+            if core.background.failure is not None:
+                raise core.background.failure from None
+            raise
         return core.services.runs.full_snapshot(run_id)
 
 

@@ -139,7 +139,7 @@ def make_lock(
     file = made_lock(places.locks, build)
     private_folder(file.parent)
     # Another process of this PC may be making the same lock; its result is then read.
-    with locked(file.with_name(f".{file.name}.making")):
+    with locked(file.with_name(f".{file.name}.making"), limit_s=None):
         text = read_made_lock(file)
         if text is None:
             say(f"asking the package indexes which files torch {build.value} has")

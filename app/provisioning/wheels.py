@@ -187,7 +187,7 @@ def fill(
         OSError: the disk is full or cannot be written.
     """
     here.store.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked(here.store / f"{here.name}.lock"):
+    with locked(here.store / f"{here.name}.lock", limit_s=None):
         fetch(here, PackageIndex(settings), say, is_stopped)
 
 

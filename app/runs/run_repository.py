@@ -31,6 +31,7 @@ from app.events import (
     Severity,
     StepsArrived,
 )
+from app.filelock import Holder, is_held, read_holder
 from app.paths import Paths, UnsafeName
 from app.runs.journals.history import RunHistory
 from app.runs.journals.mirror import Mirror
@@ -52,6 +53,11 @@ _SEVERITIES: dict[RunEventKind, Severity] = {
 }
 
 
+LAUNCH_LOCK = "launch.lock"
+RESUME_LOCK = "resume.lock"
+"""Held from the request of a resume on, before which the state of the run is read."""
+
+
 class RunRepository:
     def __init__(
         self, paths: Paths, store: RunStore, recoveries: RecoveryStore, events: EventHub
@@ -62,6 +68,7 @@ class RunRepository:
         self._events = events
         self._histories: dict[str, RunHistory] = {}
         self._seen: dict[str, RunRecord] = {}
+        self._started: frozenset[str] = frozenset()
         self._found: dict[str, tuple[FoundRun, ...]] = {}
 
     # ------------------------------------------------------------ reading
@@ -103,8 +110,12 @@ class RunRepository:
     def _snapshot(self, run: RunRecord, history: RunHistory | None) -> RunSnapshot:
         snapshot = make_snapshot(run, self.placements(run), history)
         has_ended = run.state in RESUMABLE_STATES
-        is_recovering = has_ended and self._recoveries.is_pending(run.run_id)
-        return replace(snapshot, is_recovering=is_recovering, is_foreign=not self.is_ours(run))
+        return replace(
+            snapshot,
+            is_recovering=has_ended and self._recoveries.is_pending(run.run_id),
+            is_resuming=has_ended and self.find_starter(run.run_id) is not None,
+            is_foreign=not self.is_ours(run),
+        )
 
     def snapshots(self) -> tuple[RunSnapshot, ...]:
         """Return every run, newest first."""
@@ -130,6 +141,16 @@ class RunRepository:
             attempt.attempt == run.attempt and attempt.is_ours
             for attempt in self.store.attempts(run.run_id)
         )
+
+    def find_starter(self, run_id: str) -> Holder | None:
+        """Return the living process that launches the run or resumes it, or None."""
+        folder = self._folder(run_id)
+        if folder is None:
+            return None  # no run with such an id is ever launched
+        for path in (folder / LAUNCH_LOCK, folder / RESUME_LOCK):
+            if is_held(path):
+                return read_holder(path) or Holder(pid=0, command="unknown", since_s=time.time())
+        return None
 
     def history(self, run_id: str) -> RunHistory:
         """Return the run's history, read up to the current end of the mirrors."""
@@ -301,6 +322,19 @@ class RunRepository:
         self.store.discard(run_id)
         self._histories.pop(run_id, None)
         self._events.publish(RunDeleted(run_id))
+
+    def publish(self, run_id: str) -> None:
+        """Publish a run that looks different although its record has not changed."""
+        if self.store.get(run_id) is not None:
+            self._publish(run_id)
+
+    def publish_starters(self) -> None:
+        """Publish the runs whose resume has begun or ended, here or in another process."""
+        ended = self.store.in_states(RESUMABLE_STATES)
+        now = frozenset(run_id for run_id in ended if self.find_starter(run_id) is not None)
+        before, self._started = self._started, now
+        for run_id in before ^ now:
+            self.publish(run_id)
 
     def publish_changed(self) -> None:
         """Publish changes of the store by another process since the last call."""

@@ -166,4 +166,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE trusted_runs (run_id TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT",
         "CREATE TABLE ignored_runs (run_id TEXT, node TEXT, PRIMARY KEY (run_id, node)) STRICT",
     ),
+    # A JSON object; empty: never stopped.
+    ("ALTER TABLE runs ADD COLUMN last_stop TEXT NOT NULL DEFAULT '{}'",),
 )

@@ -21,7 +21,7 @@ from app.storage.database import Database
 
 _COLUMNS = (
     "run_id, name, state, spec, attempt, nodes, message, hint, created_s, started_s, ended_s, "
-    "stop_asked, progress"
+    "stop_asked, progress, last_stop"
 )
 
 
@@ -34,6 +34,18 @@ class StoredProgress:
     loss: float | None = None
     first_loss: float | None = None
     newest_checkpoint_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LastStop:
+    """Newest stop of a run by the user, kept so that a launch in progress finds it."""
+
+    number: int = 0
+    """Number of stops so far, which orders stops and launches without a clock."""
+    time_s: float | None = None
+    """Time of the newest one, in seconds since the epoch; None: never stopped."""
+    by: str = ""
+    """Process that stopped it, such as `rackless runs stop (process 4711)`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +65,7 @@ class RunRecord:
     stop_asked: bool = False
     """True if the user has stopped it; stored so that a new master continues the stop."""
     progress: StoredProgress = field(default_factory=StoredProgress)
+    last_stop: LastStop = field(default_factory=LastStop)
 
 
 Taken = Literal["", "here", "away"]
@@ -110,7 +123,7 @@ class RunStore:
             if gone.fetchone():
                 return False
             cursor = connection.execute(
-                f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES ({', '.join('?' * 13)})",
+                f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES ({', '.join('?' * 14)})",
                 _row_of(run),
             )
             # OR IGNORE does not raise for a known id; the row count is 0 then.
@@ -250,6 +263,7 @@ def _row_of(run: RunRecord) -> tuple[Any, ...]:
         run.ended_s,
         int(run.stop_asked),
         json.dumps(to_wire(run.progress)),
+        json.dumps(to_wire(run.last_stop)),
     )
 
 
@@ -268,6 +282,7 @@ def _run_of(row: tuple[Any, ...]) -> RunRecord:
         ended_s=row[10],
         stop_asked=bool(row[11]),
         progress=from_wire(StoredProgress, json.loads(row[12])),
+        last_stop=from_wire(LastStop, json.loads(row[13])),
     )
 
 

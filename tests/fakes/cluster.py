@@ -57,6 +57,8 @@ from agents.contract.requests.runs import (
     DeleteCheckpoint,
     DeleteRun,
     Fence,
+    Halted,
+    HaltRun,
     HashArtifact,
     HashedFiles,
     ListCheckpoints,
@@ -86,6 +88,7 @@ from app.library.bundles import Source
 from app.library.configs import ConfigLibrary
 from app.paths import Paths
 from app.runs.mandates import MasterKey
+from app.runs.nodes.attempt_status import active_attempts
 from app.runs.nodes.node_pool import BytesProgress, OnTransfers
 from app.runs.run_repository import RunRepository
 from app.runs.services import Services
@@ -158,6 +161,7 @@ class FakeNode(FakeAgent):
     damaged: set[int] = field(default_factory=set)
     """Steps whose files do not match their hashes."""
     fences: dict[str, int] = field(default_factory=dict)
+    halts: dict[str, int] = field(default_factory=dict)
     places: dict[str, PlaceAnswer] = field(default_factory=dict)
     """Where it can read what the master has at a path."""
     intents: list[AttemptIntent] = field(default_factory=list)
@@ -259,6 +263,8 @@ class FakeNode(FakeAgent):
             await self.launch_gate.wait()
         if self.launch_error is not None:
             raise self.launch_error
+        if intent.attempt <= self.halts.get(intent.run_id, 0):
+            raise UserError(f"Run {intent.run_id} was stopped")
         self.intents.append(intent)
         status = AttemptStatus(
             run_id=intent.run_id,
@@ -466,7 +472,17 @@ class FakeNode(FakeAgent):
         self._answer("run_fence")
         fence = max(request.attempt, self.fences.get(request.run_id, 0))
         self.fences[request.run_id] = fence
-        return Fence(attempt=fence)
+        return Fence(attempt=fence, halted=self.halts.get(request.run_id, 0))
+
+    @answers(HaltRun)
+    async def run_halt(self, request: HaltRun, progress: Report = None) -> Halted:
+        run_id = request.run_id
+        self._answer("run_halt")
+        own = {number: status for (run, number), status in self.attempts.items() if run == run_id}
+        newest = max(request.attempt, self.fences.get(run_id, 0), *own, self.halts.get(run_id, 0))
+        self.halts[run_id] = newest
+        active = active_attempts(own.values())
+        return Halted(attempt=newest, active=tuple(status.attempt for status in active))
 
     @answers(ClaimAttempt)
     async def run_claim(self, request: ClaimAttempt, progress: Report = None) -> Claim:

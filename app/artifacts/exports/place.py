@@ -16,7 +16,7 @@ from shutil import disk_usage
 from agents.shared.files.full_disk import name_disk_error
 from app.artifacts.estimates.plan import ExportPlan
 from app.errors import UserError
-from app.filelock import try_locked
+from app.filelock import read_holder, try_held
 from app.paths import is_same_folder, private_folder, whole_path
 from app.runs.services import Services
 from app.text import show_bytes
@@ -102,9 +102,10 @@ def claim_place(services: Services, out: Path) -> Iterator[None]:
     folder = private_folder(services.paths.home / "exports")
     place = os.path.normcase(os.path.realpath(out))  # a folder above may be a link
     path = folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.lock"
-    handle = try_locked(path)
+    handle = try_held(path)
     if handle is None:
-        raise UserError(f"another export is writing to {out}", _ANOTHER)
+        by = read_holder(path) or "another process"
+        raise UserError(f"another export is writing to {out}, by {by}", _ANOTHER)
     try:
         yield
     finally:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from agents.contract.requests.runs import CompareBundle
 from agents.contract.shares import SharedPlace
 from agents.contract.spec import RunSpec
 from agents.shared.models.code_references import without_code
-from app.errors import NodeUnreachable, UserError
+from app.errors import BadAnswer, NodeUnreachable, UserError
 from app.library.bundles import Source
 from app.library.model_check import find_folder, refuse, require_usable
 from app.library.models import find_model, require_whole
@@ -27,6 +29,7 @@ from app.runs.inputs.shared_inputs import Places, find_places
 from app.runs.services import Services
 from app.storage.hashes import HashStore
 from app.storage.runs import RunRecord
+from app.text import show_duration
 
 if TYPE_CHECKING:
     from agents.shared.models.folder import ModelFolder
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 REPORTED_BYTES = 64 * 1024**2
 """Minimum size of a source whose transfer reports its progress, in bytes."""
+RETRY_S = 1.0
+"""Time between two tries to send files after a connection broke, in seconds."""
 MODEL, TRAIN, EVAL = "the model", "the training data", "the evaluation data"
 
 
@@ -160,6 +165,7 @@ async def send_inputs(
     inputs: Inputs,
     report: OnMessage = lambda line: None,
     plan: LaunchPlan | None = None,
+    patience_s: float = 0.0,
 ) -> dict[str, NodeInputs]:
     """Send model and data to all nodes at once; return the paths there.
 
@@ -171,10 +177,45 @@ async def send_inputs(
         inputs: sources.
         report: callback with the progress of large transfers.
         plan: gives a node of a pipeline only the files of its layers; None for all files.
+        patience_s: time for which a lost connection is tried again, in seconds; what is complete
+            is not sent twice.
 
     Raises:
         UserError: a disk is full, or a node was lost.
     """
+    first_s = math.inf
+    while True:
+        began_s = time.monotonic()
+        try:
+            return await _send_all(services, nodes, inputs, report, plan)
+        except BadAnswer:
+            raise  # a bug or a lie, which another try would repeat
+        except NodeUnreachable as error:
+            # Counted anew after each stretch in which the files made progress.
+            now_s = time.monotonic()
+            first_s = now_s if now_s - began_s > patience_s else min(first_s, now_s)
+            if not patience_s:
+                raise
+            if now_s - first_s >= patience_s:
+                raise NodeUnreachable(
+                    f"{error.message.rstrip('.')}; it did not come back within "
+                    f"{show_duration(patience_s)}, while files were sent",
+                    "Check that PC and its network, then start again: what is complete there is "
+                    "not sent twice.",
+                    where=error.where,
+                ) from error
+            left = show_duration(patience_s - (now_s - first_s))
+            report(f"{error.message.rstrip('.')}; sending is tried again for up to {left}")
+            await asyncio.sleep(RETRY_S)
+
+
+async def _send_all(
+    services: Services,
+    nodes: Sequence[str],
+    inputs: Inputs,
+    report: OnMessage,
+    plan: LaunchPlan | None,
+) -> dict[str, NodeInputs]:
     # Late: lists of runs copy no models, and start sooner.
     from app.runs.inputs.hub_models import spread_hub_model
 

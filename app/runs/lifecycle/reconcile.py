@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,8 +50,11 @@ STOP_REQUEST_S = 2.0
 _EVENT_KINDS: dict[RunState, RunEventKind] = {"failed": "failed", "interrupted": "interrupted"}
 
 
-async def reconcile_run(services: Services, run_id: str) -> None:
-    """Query the run's nodes, fetch their journals, judge the run, and act on the judgement."""
+async def reconcile_run(services: Services, run_id: str, silent: Collection[str] = ()) -> None:
+    """Query the run's nodes, fetch their journals, judge the run, and act on the judgement.
+
+    Nodes that are known to be `silent` are not asked again, which would take a while.
+    """
     run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
         return
@@ -70,7 +73,10 @@ async def reconcile_run(services: Services, run_id: str) -> None:
             f"Start it: rackless runs resume {run_id}",
         )
         return
-    parts = await attempt_status.ask_parts(services.pool, run.nodes, run_id, run.attempt)
+    asked = [node for node in run.nodes if node not in silent]
+    answers = await attempt_status.ask_parts(services.pool, asked, run_id, run.attempt)
+    found = {part.node: part for part in answers}
+    parts = tuple(found.get(node) or RunPart(node=node, silent_s=0.0) for node in run.nodes)
     # Journals first: the judgement needs the newest step and checkpoint in them.
     await sync_run(services, run, [part.node for part in parts if part.answers])
     services.runs.refresh(run_id)

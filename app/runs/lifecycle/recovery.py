@@ -22,7 +22,7 @@ from app.runs.interruptions import find_interruption
 from app.runs.lifecycle.election import close_parts, keeping_parts
 from app.runs.lifecycle.losses import per_hour
 from app.runs.lifecycle.reconcile import adopt_newer, reconcile_run
-from app.runs.lifecycle.resume import Automatic, resume_run
+from app.runs.lifecycle.resume import Automatic, Choices, resume_run
 from app.runs.recovery import Refusals, decide_recovery
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -105,7 +105,7 @@ class _Recovery:
             # A node that failed to join once must not keep the others waiting.
             how = Automatic(may_join=not self._refusals.count)
             await reconcile_run(services, run_id)
-            await resume_run(services, run_id, automatic=how)
+            await resume_run(services, run_id, Choices(), automatic=how)
         except RacklessError as error:
             now_s = time.time()
             self._refusals = Refusals(

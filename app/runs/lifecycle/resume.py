@@ -18,14 +18,15 @@ from agents.contract.requests.attempts import ListAttempts
 from agents.contract.requests.runs import RaiseFence
 from agents.contract.run import AttemptStatus
 from agents.contract.spec import Parallel, RunSpec
-from app.errors import NodeUnreachable, UsageError, UserError
+from app.errors import NodeUnreachable, RunStopped, UsageError, UserError
 from app.events import RESUMABLE_STATES
 from app.progress import OnMessage
 from app.runs import preflight
 from app.runs.belief import believed_attempts, judge_statuses
-from app.runs.inputs.run_inputs import recall_inputs, send_inputs
+from app.runs.inputs.run_inputs import Inputs, recall_inputs, send_inputs
 from app.runs.lifecycle.election import adopt_regrouped, claim_attempt, require_majority
 from app.runs.lifecycle.launch import launch
+from app.runs.lifecycle.launch_order import LaunchOrder, take_order, unless_stopped
 from app.runs.lifecycle.reconcile import LOSS_GRACE_S
 from app.runs.lifecycle.resume_verification import count_logged, read_replay, require_replayable
 from app.runs.lifecycle.start_point import delete_copies, prepare_checkpoint
@@ -64,72 +65,117 @@ class Changes:
 _UNCHANGED = Changes()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """Choices of the user for one resume."""
+
+    checkpoint: int | None = None
+    """Step to resume from; None for the newest intact one."""
+    nodes: tuple[str, ...] | None = None
+    """Nodes to use; None for the answering nodes of the last attempt."""
+    verify_steps: int | None = None
+    """Resume from a checkpoint with this many logged steps after it, and compare them with the
+    steps of the new attempt; None to compare nothing."""
+    changes: Changes = _UNCHANGED
+    """Settings that change from now on."""
+
+
 async def resume_run(
     services: Services,
     run_id: str,
-    checkpoint: int | None = None,
-    nodes: tuple[str, ...] | None = None,
-    verify_steps: int | None = None,
+    choices: Choices,
     report: OnMessage = lambda line: None,
     *,
-    changes: Changes = _UNCHANGED,
     automatic: Automatic | None = None,
+    order: LaunchOrder | None = None,
 ) -> None:
     """Launch the next attempt of a run whose stored state is fresh, see `refresh_run`.
 
     Args:
         services: stores and nodes.
         run_id: run to resume.
-        checkpoint: step to resume from; None for the newest intact one.
-        nodes: nodes to use; None for the answering nodes of the last attempt.
-        verify_steps: resume from a checkpoint with this many logged steps after it, and compare
-            them with the steps of the new attempt; None to compare nothing.
+        choices: choices of the user.
         report: callback with a sentence on each stage.
-        changes: settings that change from now on.
         automatic: options of a resume without the user: a pending loss must allow it, also just
             before the launch, and an attempt of another master is left alone.
+        order: order of this resume among the stops of the run; None: it is asked for now.
 
     Raises:
+        RunStopped: the user stopped the run meanwhile; no part of it is left.
         UserError: the run is active or done, no node answers, the checkpoint is missing, too few
             steps are logged after it, or saved checkpoints cannot be reached.
     """
-    if verify_steps is not None:
-        require_replayable(verify_steps)
+    if choices.verify_steps is not None:
+        require_replayable(choices.verify_steps)
+    order = order or take_order(services, run_id)
     run = _read_resumable(services, run_id)
-    _choose_spec(run.spec, nodes, changes)
+    _choose_spec(run.spec, choices.nodes, choices.changes)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     with services.launching(run_id):
         # Read again: another process may have resumed it before this one got the lock.
         run = _read_resumable(services, run_id)
-        if automatic is None:
-            services.recoveries.forget_earlier(run_id, "replaced")
-        else:
-            changes = Changes(learning_rate=_choose_rate(services, run))
-        spec = _choose_spec(run.spec, nodes, changes)
-        team = await _choose_team(services, run, nodes, automatic)
-        report(f"checking {show_list(team.nodes)}")
-        attempt, team = await _end_earlier(services, run, team)
-        plan = await _plan(services, run, spec, team)
-        report("choosing a checkpoint and copying it to every node")
-        step, void = await prepare_checkpoint(
-            services, run_id, checkpoint, plan.nodes, tuple(team.seen), verify_steps
-        )
-        # An automatic resume repeats these steps anyway; at another rate, their losses would
-        # differ.
-        if automatic is not None and step is not None and changes.learning_rate is None:
-            verify_steps = count_logged(services, run_id, step)
-        replay = None
-        if step is not None and verify_steps:
-            replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
-        folders = await send_inputs(services, plan.nodes, inputs, report, plan)
-        if automatic is not None:
-            _require_pending(services, run_id)
-        await delete_copies(services, void)  # last: everything else that can fail has succeeded
-        report(f"launching on {show_list(plan.nodes)}")
-        next_run = replace(run, attempt=attempt, spec=_keep_shares(spec, plan))
-        await launch(services, next_run, plan, inputs, folders, step, replay)
-        services.runs.change(run_id, lambda old: replace(old, spec=spec))
-        _report_changes(services, run, spec, (step or 0) + 1)
+        try:
+            async with unless_stopped(services, order):
+                await _resume(services, run, inputs, order, automatic, choices, report)
+        except RunStopped as stopped:
+            _note_stop(services, run, stopped)
+            raise
+
+
+def _note_stop(services: Services, run: RunRecord, stopped: RunStopped) -> None:
+    """Move a run whose resume was stopped to `stopped`, unless its launch has done so."""
+    message = stopped.message.removeprefix(f"run {run.run_id} was ")
+    now = services.runs.store.get(run.run_id)
+    if now is not None and (now.state != "stopped" or now.attempt == run.attempt):
+        hint = f"Resume it: rackless runs resume {run.run_id}"
+        services.runs.move(run.run_id, now.attempt, "stopped", message, hint)
+        services.runs.add_event(run.run_id, "requested", message)
+
+
+async def _resume(
+    services: Services,
+    run: RunRecord,
+    inputs: Inputs,
+    order: LaunchOrder,
+    automatic: Automatic | None,
+    wanted: Choices,
+    report: OnMessage,
+) -> None:
+    """Launch the next attempt of a run whose launch this process has claimed."""
+    run_id, changes, verify_steps = run.run_id, wanted.changes, wanted.verify_steps
+    order.phase = "looked for its nodes"
+    if automatic is None:
+        services.recoveries.forget_earlier(run_id, "replaced")
+    else:
+        changes = Changes(learning_rate=_choose_rate(services, run))
+    spec = _choose_spec(run.spec, wanted.nodes, changes)
+    team = await _choose_team(services, run, wanted.nodes, automatic)
+    report(f"checking {show_list(team.nodes)}")
+    attempt, team = await _end_earlier(services, run, team)
+    plan = await _plan(services, run, spec, team)
+    order.phase = "copied its checkpoint"
+    report("choosing a checkpoint and copying it to every node")
+    step, void = await prepare_checkpoint(
+        services, run_id, wanted.checkpoint, plan.nodes, tuple(team.seen), verify_steps
+    )
+    # An automatic resume repeats these steps anyway; at another rate, their losses would differ.
+    if automatic is not None and step is not None and changes.learning_rate is None:
+        verify_steps = count_logged(services, run_id, step)
+    replay = None
+    if step is not None and verify_steps:
+        replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
+    order.phase = "sent files"
+    # Without the user, another try chooses among the nodes that answer by then.
+    patience_s = services.settings.number("lost_after_s") if automatic is None else 0.0
+    folders = await send_inputs(services, plan.nodes, inputs, report, plan, patience_s=patience_s)
+    if automatic is not None:
+        _require_pending(services, run_id)
+    await delete_copies(services, void)  # last: everything else that can fail has succeeded
+    report(f"launching on {show_list(plan.nodes)}")
+    next_run = replace(run, attempt=attempt, spec=_keep_shares(spec, plan))
+    await launch(services, next_run, plan, inputs, folders, order, step, replay)
+    services.runs.change(run_id, lambda old: replace(old, spec=spec))
+    _report_changes(services, run, spec, (step or 0) + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -386,13 +432,15 @@ async def _raise_fence(
     while True:
         request = RaiseFence(run_id=run.run_id, attempt=attempt)
         fences = await asyncio.gather(*(services.pool.agent(node).ask(request) for node in nodes))
-        known = [fence.attempt for fence in fences if fence.attempt <= attempt + MAX_SKIPPED]
-        newest = max(known, default=attempt)
-        if newest <= attempt:
+        most = attempt + MAX_SKIPPED
+        newest = max((f.attempt for f in fences if f.attempt <= most), default=attempt)
+        halted = max((f.halted for f in fences if f.halted <= most), default=0)
+        if newest <= attempt and halted < attempt:
             return attempt
         if is_claimed:
             raise UserError(f"run {run.run_id} is being resumed elsewhere")
-        attempt = newest + 1  # another master has resumed this run
+        # Another master has resumed this run, or a stop has ended the attempt of this number.
+        attempt = max(newest + 1 if newest > attempt else attempt, halted + 1)
 
 
 async def _stop_leftovers(

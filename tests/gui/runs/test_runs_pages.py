@@ -35,6 +35,7 @@ from app.gui.new_run.data_dialog import DataDialog
 from app.gui.new_run.new_run_dialog import NewRunDialog
 from app.gui.new_run.run_file_dialog import RunFileDialog
 from app.gui.runs.resume_dialog import ResumeDialog, describe_choice
+from app.gui.runs.run_actions import can_resume, can_stop
 from app.gui.runs.runs_page import RunsPage
 from app.gui.tables.run_columns import rank_columns
 from app.text import show_loss
@@ -138,6 +139,25 @@ def test_rows_change_in_place_and_deeds_fit_the_state(busy):
     assert page._buttons["resume"].isEnabled()
     assert page._buttons["delete"].isEnabled()
     assert not page._buttons["stop"].isEnabled()
+
+
+@pytest.mark.parametrize(
+    ("changes", "may_stop"),
+    [
+        ({"state": "created"}, True),  # files are sent
+        ({"state": "launching"}, True),
+        ({"state": "running"}, True),
+        ({"state": "stopping"}, True),  # at once, without the checkpoint
+        ({"state": "failed", "is_recovering": True}, True),
+        ({"state": "stopped", "is_resuming": True}, True),
+        ({"state": "stopped"}, False),
+        ({"state": "done"}, False),
+    ],
+)
+def test_a_run_can_be_stopped_in_every_phase(changes, may_stop):
+    run = replace(running_run(5), **changes)
+    assert can_stop(run) is may_stop
+    assert not (run.is_resuming and can_resume(run)), "not twice at once"
 
 
 def test_enter_opens_the_selected_run_and_escape_leads_back(busy):

@@ -22,7 +22,7 @@ from agents.contract.node import (
 )
 from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
-from app.errors import AgentBug, NotAvailableYet, UserError
+from app.errors import AgentBug, NotAvailableYet, RunStopped, UserError
 from app.runs.lifecycle.launch import make_run_id, start_run
 from app.runs.preflight import require_supported
 from app.runs.services import LaunchForecast, Services
@@ -474,8 +474,10 @@ def test_stop_pressed_during_the_launch_is_obeyed(
     def press_stop(run_id: str) -> None:
         services.runs.change(run_id, lambda run: replace(run, stop_asked=True))
 
-    asyncio.run(start_run(services, spec, press_stop))
-    assert all(node.stops for node in cluster.nodes.values())
+    with pytest.raises(RunStopped, match="was stopped while it sent files"):
+        asyncio.run(start_run(services, spec, press_stop))
+    assert not any(node.intents for node in cluster.nodes.values())
+    assert services.runs.store.all()[0].state == "stopped"
 
 
 def test_second_launcher_of_one_run_is_refused(services: Services) -> None:
