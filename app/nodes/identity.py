@@ -147,10 +147,11 @@ def require_card(old: Node, node: Node, facts: NodeFacts) -> None:
         UserError: it has other cards, so it may be a clone of a node that is off.
     """
     if old.wake is not None and facts.macs and old.wake.mac not in facts.macs:
+        command = command_here("rackless", "nodes", "set-address", old.name, "--ssh", node.address)
         raise UserError(
             f"{node.address} has the host key and machine id of {old.name}, but not its network "
             f"card {old.wake.mac}: it may be another PC, cloned from one disk",
-            f"If it is {old.name}: rackless nodes set-address {old.name} --ssh {node.address}",
+            f"If it is {old.name}: {command}",
             where=old.name,
         )
 

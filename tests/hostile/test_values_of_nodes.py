@@ -172,6 +172,12 @@ _PLAIN = re.compile(
 )
 # What is no command, or is made of our own constants, by file and expression.
 _OURS = {
+    ("agents/contract/mandate.py", "about"),
+    ("agents/election/member.py", "what"),
+    ("agents/election/member.py", "text"),
+    ("agents/shared/files/full_disk.py", "where"),
+    ("app/provisioning/system_repairs.py", "old"),
+    ("app/provisioning/system_repairs.py", "seed"),
     ("app/cli/check.py", "row.topic"),
     ("app/cli/kit/failures.py", "failure.topic"),
     ("app/cli/main.py", "version('rackless')"),

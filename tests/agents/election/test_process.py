@@ -66,7 +66,7 @@ def test_two_of_three_nodes_go_on_and_the_third_finds_nothing_to_start(
 
 
 def test_the_rank_that_was_killed_is_named_and_not_those_that_lost_it(nodes: Nodes) -> None:
-    nodes.launch()
+    nodes.launch(least_step=20)
     for name in nodes.names:
         nodes.add_checkpoint(name, 20)
     (rank,) = read_status(nodes.attempt("c", 1)).ranks
