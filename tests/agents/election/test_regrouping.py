@@ -126,7 +126,7 @@ def test_the_living_go_on_in_the_same_attempt_and_the_lost_one_stays_out(nodes: 
     peer = nodes.peer("a", "b")
     wanted = Regroup(generation=2, nodes=("a", "b"), address="127.0.0.1", port=1)
     for asked in (wanted, replace(wanted, generation=1)):
-        with pytest.raises(PeerError, match="do not wait for generation|leaves out c"):
+        with pytest.raises(PeerError, match=r"do not wait for generation|leaves out c"):
             peer.ask("regroup", **to_wire(asked))
     # A minority that returns cannot recover what the majority trains.
     assert peer.ask("claim", attempt=2)["is_granted"] is False
