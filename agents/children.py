@@ -19,6 +19,7 @@ from typing import IO
 
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.files.python_child import SAFE_FOLDER, python_variables
+from agents.shared.login_variables import program_environ
 
 KEPT_LINES = 200
 """Maximum number of lines kept of a program's output."""
@@ -58,8 +59,11 @@ class Children:
         timeout_s: float | None = None,
         on_line: Callable[[str], None] | None = None,
         stdin: int = subprocess.DEVNULL,
+        on_look: Callable[[int], None] | None = None,
     ) -> tuple[int, list[str]]:
         """Run a program; return its exit code and the last lines of stdout and stderr.
+
+        `on_look` is called with its process id at least twice a second, and ends it by an error.
 
         Raises:
             ExpectedError: the program could not be started.
@@ -68,7 +72,7 @@ class Children:
         process = self._start(argv, environ, stdin)
         kept: deque[str] = deque(maxlen=KEPT_LINES)
         try:
-            for line in self._read_text(process, timeout_s):
+            for line in self._read_text(process, timeout_s, on_look):
                 kept.append(line)
                 if on_line is not None:
                     on_line(line)
@@ -111,7 +115,7 @@ class Children:
                     stdin=stdin,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env={**os.environ, **python_variables(), **(environ or {})},
+                    env={**program_environ(os.environ), **python_variables(), **(environ or {})},
                     cwd=SAFE_FOLDER,
                     start_new_session=True,
                 )
@@ -121,7 +125,10 @@ class Children:
             return process
 
     def _read_text(
-        self, process: subprocess.Popen[bytes], timeout_s: float | None
+        self,
+        process: subprocess.Popen[bytes],
+        timeout_s: float | None,
+        on_look: Callable[[int], None] | None,
     ) -> Iterator[str]:
         """Yield lines until all processes with the pipes have ended, or `end_all` was called."""
         # One pipe per stream, because libraries log in threads: in a shared pipe, half a line on
@@ -136,6 +143,8 @@ class Children:
             # A grandchild in another session survives the kill and may hold the pipe open forever.
             if not readable and self._closed:
                 break
+            if on_look is not None:
+                on_look(process.pid)
             for source in readable:
                 block = os.read(source, 1 << 16)
                 # Progress bars end their lines with a carriage return.

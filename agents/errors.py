@@ -7,8 +7,11 @@ other exception that escapes a handler is sent as a `bug`, with its traceback.
 from __future__ import annotations
 
 import errno
+import os
+from pathlib import Path
 
 from agents.shared.files.folder_files import ForeignFile
+from agents.shared.files.full_disk import describe_full
 from agents.shared.files.secrets import hide_secrets
 
 
@@ -40,17 +43,21 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__
 
 
-def explain_os_error(error: OSError, doing: str) -> ExpectedError:
-    """Return `error` as a message for the user; `doing` names the interrupted operation."""
+def explain_os_error(error: OSError, doing: str, place: Path | None = None) -> ExpectedError:
+    """Return an error of the system as a message for the user.
+
+    Args:
+        error: error to explain.
+        doing: the interrupted operation.
+        place: path on the disk; None: the error names it, if it created a file.
+    """
     if isinstance(error, ForeignFile):
         return ExpectedError(f"{error.message}.", error.hint)
     # To the user, an exceeded quota looks like a full disk and has the same remedy.
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ExpectedError(
-            f"The disk is full: {doing}.",
-            "Free some space on this node and try again",
-            topic="disk-full",
-        )
+        where = place or Path(error.filename if isinstance(error.filename, str) else os.devnull)
+        lack, advice = describe_full(where, "on this node")
+        return ExpectedError(f"{lack}: {doing}.", f"{advice} and try again", topic="disk-full")
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return ExpectedError(
             f"The agent has no permission to write: {doing} ({error.strerror}).",

@@ -22,6 +22,7 @@ import importlib.machinery
 import json
 import os
 import sys
+import zipimport
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -138,10 +139,13 @@ def _guard_loaders() -> None:
     source: Any = importlib.machinery.SourceFileLoader
     bytecode: Any = importlib.machinery.SourcelessFileLoader
     extension: Any = importlib.machinery.ExtensionFileLoader
+    archive: Any = zipimport.zipimporter
     for loader, name in (
         (source, "exec_module"),
         (bytecode, "exec_module"),
         (extension, "create_module"),
+        (archive, "exec_module"),
+        (archive, "load_module"),
     ):
         setattr(loader, name, _guarded(getattr(loader, name)))
 
@@ -149,7 +153,8 @@ def _guard_loaders() -> None:
 def _guarded(load: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(self: Any, module: Any) -> Any:
         """Load a module unless its file is in a forbidden folder."""
-        path = str(getattr(self, "path", ""))
+        # A loader of a zip archive has no path of its own.
+        path = str(getattr(self, "path", None) or getattr(self, "archive", ""))
         if path and _is_forbidden(path):
             refuse(os.path.basename(path), os.path.dirname(path))
         made = load(self, module)

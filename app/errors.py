@@ -8,11 +8,15 @@
      |    |    +-- BadAnswer      an answer that violates the protocol; also an AgentBug
      |    +-- HostKeyUnknown  first contact: the user has to confirm the fingerprint
      |    +-- HostKeyChanged  the key is not the confirmed one: a hard stop
+     |    +-- PcCloned        another PC has its machine id and host key
      |    +-- RunsPrograms    the SSH configuration runs a program, which the user has to allow
      |    +-- UnshippedLock   the user has to allow a build of torch without shipped hashes
      |    +-- LoginRefused    the node answers, but accepts no key of this PC
      |    +-- AdminRefused    a node's sudo refused the password, or allows nothing
      |    +-- NotAvailableYet a command of a later version
+     |    +-- LockHeld        another process of this PC keeps a file locked
+     |    +-- StoreLost       the database was damaged, moved or deleted while it was in use
+     |    +-- RunStopped      the user stopped the run while a process launched or exported it
      |    +-- Interrupted     ended by Ctrl-C or a signal (exit code 130)
      +-- AgentBug             our fault on the node; carries the remote traceback
 
@@ -135,6 +139,12 @@ class HostKeyChanged(UserError):
         self.shown = shown
 
 
+class PcCloned(UserError):
+    """Raised when two PCs that answer at once have one machine id and one host key."""
+
+    code, topic = "pc-cloned", "machine-id"
+
+
 class RunsPrograms(UserError):
     """Raised when ~/.ssh/config runs a program: the caller shows `command`, asks, and retries."""
 
@@ -197,6 +207,24 @@ class NotAvailableYet(UserError):
     """Raised by commands that a later version implements."""
 
     code = "not-available-yet"
+
+
+class LockHeld(UserError):
+    """Raised when another process of this PC, which the message names, keeps a file locked."""
+
+    code = "lock-held"
+
+
+class StoreLost(UserError):
+    """Raised when the database is not the file any more that this process has opened."""
+
+    code = "store-lost"
+
+
+class RunStopped(UserError):
+    """Raised in a process that launches or exports a run, once the user has stopped the run."""
+
+    code = "run-stopped"
 
 
 class Interrupted(UserError):

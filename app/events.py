@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from agents.contract.node import NodeFacts, Sample
+from agents.contract.run import AttemptState, MasterIdentity
 from agents.contract.spec import RunSpec
 from app.artifact import Verdict
 
@@ -167,6 +168,8 @@ class RunSnapshot:
     """Result of the newest attempt's verified resume; None until the replay is over."""
     is_recovering: bool = False
     """True if the run has lost a rank or a node and will be resumed automatically."""
+    is_resuming: bool = False
+    """True if a process of this home resumes it now, but has not launched it yet."""
     is_foreign: bool = False
     """True if another master resumes it after a loss, and this one only watches it."""
 
@@ -357,6 +360,24 @@ class RunEvent:
     """Kind of the event; always `note` if read from the database, which has no column for it."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundRun:
+    """Attempt that a node lists and that nothing proves to be this home's; only shown."""
+
+    run_id: str
+    attempt: int
+    name: str
+    node: str
+    state: AttemptState
+    is_active: bool
+    """True if it has processes."""
+    started_s: float | None
+    master: MasterIdentity | None
+    """Master that launched it, as the node says."""
+    files: tuple[str, ...]
+    """Data and model that it names; a resume would read those that are on this PC."""
+
+
 # ---------------------------------------------------------------- what is published
 
 
@@ -388,8 +409,21 @@ class RunDeleted:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundRunsChanged:
+    runs: tuple[FoundRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ArtifactsChanged:
     """The list of artifacts or their copies has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """The database can no longer be used by this process, which has to be restarted."""
+
+    message: str
+    hint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +452,9 @@ Event = (
     | SampleArrived
     | RunChanged
     | RunDeleted
+    | FoundRunsChanged
     | ArtifactsChanged
+    | StoreFailed
     | StepsArrived
     | LogArrived
     | RunEventArrived

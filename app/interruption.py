@@ -16,6 +16,26 @@ recovered, by its cause or by the settings; `given_up`: a limit was reached; `ca
 stopped the run; `replaced`: the user or another master resumed it; `cooling`: a GPU is too hot."""
 
 
+def find_beginning(last_step_s: float | None, lost_s: float) -> float:
+    """Return the time from which on a run lost time, in seconds since the epoch.
+
+    Args:
+        last_step_s: time of the last step before the loss; None: no step.
+        lost_s: time of the loss, as far as it is known.
+    """
+    # The time before a loss is noticed is lost, too.
+    return lost_s if last_step_s is None else min(last_step_s, lost_s)
+
+
+def measure_cost(last_step_s: float | None, lost_s: float, training_s: float) -> float:
+    """Return the time that a loss cost, in seconds: up to the first step after it.
+
+    >>> measure_cost(100.0, 112.0, 115.5), measure_cost(None, 112.0, 115.5)
+    (15.5, 3.5)
+    """
+    return max(training_s - find_beginning(last_step_s, lost_s), 0.0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interruption:
     kind: InterruptionKind
@@ -32,6 +52,9 @@ class Interruption:
     """Time of the newest step by its node's clock, in seconds since the epoch; None: no step."""
     noticed_s: float
     """Time at which the end was noticed, in seconds since the epoch."""
+    lost_s: float | None = None
+    """Time at which a rank or node was lost before the first step of the run, by its node's clock,
+    in seconds since the epoch; None: not known, or there was a step."""
     resumed_s: float | None = None
     """Time of the next launch, in seconds since the epoch; None: not launched."""
     resumed_nodes: tuple[str, ...] = ()
@@ -59,16 +82,27 @@ class Interruption:
     @property
     def began_s(self) -> float:
         """Time at which the run stopped training, in seconds since the epoch."""
-        # From the last step on, since the time before the loss was noticed is lost, too.
-        if self.last_step_s is None:
-            return self.noticed_s
         # A run that stops to let nodes join keeps training until it stops.
-        return self.last_step_s if self.kind == "rejoin" else min(self.last_step_s, self.noticed_s)
+        if self.kind == "rejoin" and self.last_step_s is not None:
+            return self.last_step_s
+        return find_beginning(self.last_step_s, self.lost_s or self.noticed_s)
+
+    @property
+    def began_with(self) -> str:
+        """Event from which its times are measured, as a noun."""
+        return "the last step" if self.last_step_s is not None else "the loss"
+
+    @property
+    def resumed_after_s(self) -> float | None:
+        """Time from its beginning to the next launch, in seconds; None: not launched."""
+        return None if self.resumed_s is None else max(self.resumed_s - self.began_s, 0.0)
 
     @property
     def cost_s(self) -> float | None:
         """Time from the last step before it to the first one after it, in seconds."""
-        return None if self.training_s is None else max(self.training_s - self.began_s, 0.0)
+        if self.training_s is None:
+            return None
+        return measure_cost(self.last_step_s, self.began_s, self.training_s)
 
     @property
     def repeated_steps(self) -> int:

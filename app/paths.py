@@ -17,6 +17,7 @@ from typing import IO, Literal
 
 from agents.contract.names import MAX_ATTEMPT, is_safe_name
 from agents.contract.run_layout import RUNS, attempt_folder, is_stream
+from agents.shared.files.full_disk import removing_half
 from app.errors import UserError
 
 HOME_VARIABLE = "RACKLESS_HOME"
@@ -97,6 +98,11 @@ class Paths:
     @property
     def settings_file(self) -> Path:
         return self.home / "settings.json"
+
+    @property
+    def master_key(self) -> Path:
+        """Private key with which this home signs its launches; never sent, never reported."""
+        return self.home / "master.key"
 
     @property
     def runs(self) -> Path:
@@ -185,13 +191,13 @@ def replace_text(path: Path, text: str) -> None:
         OSError: the file cannot be written.
     """
     # In the same folder, since a rename is atomic only within one file system.
-    temporary = path.with_name(path.name + ".new")
-    # In a folder made by others, a link of that name would redirect the write.
-    if temporary.is_symlink():
-        temporary.unlink()
-    with open_private(temporary, "w") as file:
-        file.write(text.encode("utf-8"))
-    replace_file(temporary, path)
+    with removing_half(path.with_name(path.name + ".new")) as temporary:
+        # In a folder made by others, a link of that name would redirect the write.
+        if temporary.is_symlink():
+            temporary.unlink()
+        with open_private(temporary, "w") as file:
+            file.write(text.encode("utf-8"))
+        replace_file(temporary, path)
 
 
 def replace_file(source: Path, target: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from agents.shared.files.full_disk import advise_room, name_disk_error
 from app.errors import UserError
 from app.paths import replace_text
 
@@ -263,5 +264,6 @@ class Settings:
             replace_text(self._path, json.dumps(changed, indent=1) + "\n")
         except OSError as error:
             raise UserError(
-                f"{self._path} cannot be written: {error}", "Check the disk."
+                f"{self._path} cannot be written: {name_disk_error(error)}",
+                f"{advise_room(error)}, or check the owner of the file.",
             ) from error

@@ -79,7 +79,7 @@ def make_environment(folder: Path, *, keep: bool) -> Path:
     """
     venv.create(folder, with_pip=True, clear=not keep)
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
+    pip = [str(python), "-I", "-m", "pip", "install", "--quiet", "--no-deps"]
     for lock in () if keep else LOCKS:
         run([*pip, "--require-hashes", "--only-binary", ":all:", "-r", str(lock)])
     # From a copy: setuptools leaves its work in the source folder.
@@ -109,7 +109,17 @@ def build_folder(python: Path, out: Path) -> Path:
     spec = HERE / "rackless.spec"
     places = ["--distpath", str(out), "--workpath", str(work / "bundle")]
     run(
-        [str(python), "-m", "PyInstaller", "--noconfirm", "--log-level", "WARN", *places, str(spec)]
+        [
+            str(python),
+            "-I",
+            "-m",
+            "PyInstaller",
+            "--noconfirm",
+            "--log-level",
+            "WARN",
+            *places,
+            str(spec),
+        ]
     )
     return out / "rackless"
 

@@ -5,7 +5,7 @@
     python installers/lock.py --check      write nothing; fail where a lock would change
 
 Names after the option (`train torch-cpu`) restrict it to those locks. It needs uv
-(`python -m pip install uv`), and asks the index that UV_DEFAULT_INDEX names, else
+(`python -I -m pip install uv`), and asks the index that UV_DEFAULT_INDEX names, else
 PyPI; PyTorch's own index has the builds that are not on PyPI. Direct needs stand in
 pyproject.toml. A lock whose index cannot be reached stays as it is, and is named at the end.
 

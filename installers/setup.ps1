@@ -48,7 +48,7 @@ $Probe = 'import sys, struct; print(*sys.version_info[:2], struct.calcsize(chr(8
 # Returns its version where it is one that fits, else nothing; the stub of the Store prints none.
 function Get-PythonVersion {
     param([string]$Path)
-    $said = (& $Path -c $Probe) -join ' '
+    $said = (& $Path -I -c $Probe) -join ' '
     $found = [regex]::Match($said, '^(\d+) (\d+) 64\s*$')
     if (-not $found.Success) {
         return $null
@@ -193,7 +193,8 @@ function Invoke-Pip {
     param([string]$What, [string[]]$Arguments)
     Write-Host ('  packages: ' + $What)
     $python = Join-Path -Path $Venv -ChildPath 'Scripts\python.exe'
-    & $python -m pip install --quiet --disable-pip-version-check --no-input --no-deps $Arguments
+    # Isolated: else a pip.py of the current folder would run in place of pip.
+    & $python -I -m pip install --quiet --disable-pip-version-check --no-input --no-deps $Arguments
     if ($LASTEXITCODE -ne 0) {
         throw ('pip could not install {0}; its lines above say why. A hash that does not match means that the package index or a proxy serves another file than the one that was checked. Then run this again.' -f $What)
     }
@@ -206,7 +207,7 @@ function New-Environment {
     }
     New-Folder -Path $Folder
     $path = $Python.path
-    & $path -m venv $Venv
+    & $path -I -m venv $Venv
     if ($LASTEXITCODE -ne 0) {
         throw ('the virtual environment could not be created in {0}.' -f $Venv)
     }

@@ -29,6 +29,16 @@ unfinished="$venv/setup-unfinished"
 PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 export PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
 
+# Python, from a folder of the system and without the caller's variables: `-m venv` would else run a
+# venv.py that stands where the caller does, and a build would run what PYTHONPATH names.
+isolated() ( # $1: the interpreter; the rest: its arguments
+    program=$1
+    shift
+    unset PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONINSPECT PYTHONBREAKPOINT
+    cd /
+    exec "$program" -I "$@"
+)
+
 say() { printf '%s\n' "$*" >&2; }
 
 fail() { # what and where, then what to do next
@@ -167,7 +177,7 @@ wants_window() {
 
 # ------------------------------------------------------------------ the virtual environment
 
-new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+new_enough() { isolated "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
 choose_python() { # leaves it in $system_python
     for system_python in python3 python3.14 python3.13 python3.12 python3.11; do
@@ -180,14 +190,14 @@ choose_python() { # leaves it in $system_python
 }
 
 provide_venv_module() {
-    "$system_python" -c 'import ensurepip, venv' 2>/dev/null && return 0
-    version=$("$system_python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    isolated "$system_python" -c 'import ensurepip, venv' 2>/dev/null && return 0
+    version=$(isolated "$system_python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     package="python$version-venv"
     if may_install; then
         say "  system packages: $package"
         install_packages "$package" >/dev/null 2>&1 || true
     fi
-    "$system_python" -c 'import ensurepip, venv' 2>/dev/null ||
+    isolated "$system_python" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "Python $version has no venv module." "Type:  $(install_command "$package")"
 }
 
@@ -208,7 +218,7 @@ create_venv() {
     mkdir "$venv"
     : >"$unfinished"
     : >"$venv/setup-by-hash"
-    "$system_python" -m venv "$venv" >"$log" 2>&1 || {
+    isolated "$system_python" -m venv "$venv" >"$log" 2>&1 || {
         tail -n 5 "$log" >&2
         fail "the virtual environment could not be created in $venv." "The lines above say why."
     }
@@ -250,7 +260,7 @@ explain_wrong_file() { # pip names the file, then "Expected sha256 ..." and "Got
 # imported. Python makes and keeps that of each module when it is first imported.
 try_pip() { # arguments of pip
     began_at=$(wc -c <"$log" 2>/dev/null || echo 0)
-    "$python" -m pip install --quiet --no-deps --no-compile "$@" >>"$log" 2>&1
+    isolated "$python" -m pip install --quiet --no-deps --no-compile "$@" >>"$log" 2>&1
 }
 
 pip_install() { # $1: what to show; the rest: arguments of pip
@@ -284,8 +294,8 @@ install_torch() {
         "Name one of these:  $(cd "$locks" && ls torch-*.lock | sed 's/^torch-//; s/.lock$//' | xargs)"
     if [ "$build" != cpu ]; then
         # pip takes 2.13.0+cpu for 2.13.0, so the other build has to go first.
-        case $("$python" -m pip show torch 2>/dev/null) in
-            *+cpu*) "$python" -m pip uninstall --quiet --yes torch >>"$log" 2>&1 ;;
+        case $(isolated "$python" -m pip show torch 2>/dev/null) in
+            *+cpu*) isolated "$python" -m pip uninstall --quiet --yes torch >>"$log" 2>&1 ;;
         esac
         install_lock "PyTorch (the big one: up to some minutes)" "$lock"
         return
@@ -313,7 +323,7 @@ install_project() {
 }
 
 fingerprint() { # of all that the environment is made from
-    version=$("$python" -c 'import pip, sys; print(sys.version)' 2>/dev/null) || return 1
+    version=$(isolated "$python" -c 'import pip, sys; print(sys.version)' 2>/dev/null) || return 1
     {
         printf '%s\n%s\n%s\n' "$version" "$project" "$(torch_build)"
         cat "$project"/installers/*.lock "$locks"/*.lock "$project/pyproject.toml" "$0"

@@ -50,7 +50,7 @@ NEWER_THAN_3_10 = {
 MAX_CLASS_LINES = 250
 ORDER = {
     "app": (
-        "text troubleshooting program errors paths filelock progress"
+        "text shell_words troubleshooting program errors paths filelock progress"
         " | settings private_home artifact conversation interruption"
         " | planning runfile | events | presentation hub integrations storage"
         " | library nodes telemetry | provisioning | runs | forecasts recovery scheduling"
@@ -60,7 +60,7 @@ ORDER = {
     "app.nodes": (
         "node archive credential endpoints own_address"
         " | ssh_config | ssh_hosts transport discovery"
-        " | bootstrap | channel | link | client watch identity finder key_copy wake"
+        " | bootstrap | channel | link | client watch identity finder key_copy wake shared_homes"
         " | fleet files"
     ),
     "app.planning": (
@@ -69,8 +69,8 @@ ORDER = {
         " | strategies | cut reasons | advice | plan"
     ),
     "app.runs": (
-        "placement run | nodes rejoin | recovery | journals | snapshot | run_repository | services"
-        " | * | inputs | lifecycle"
+        "placement run | nodes rejoin | recovery mandates | journals | snapshot | run_repository"
+        " | services | * | inputs | lifecycle"
     ),
     "app.gui": (
         "kit | session tables logs | charts forms | repairs | chat new_run nodes settings | export"

@@ -1,22 +1,28 @@
 """Messages and rules by which the nodes of an attempt recover it without a master.
 
-Each node listens at its own address for the duration of the attempt (`agents/election`), and both
-ends of a connection prove by TLS 1.3 that they have the attempt's credential. A request is one line
-of JSON with a `kind`, and so is its answer:
+Each node listens at its own address for the duration of the attempt (`agents/election`). Both ends
+of a connection prove by TLS 1.3 that they have the attempt's credential, and sign each request and
+answer with the node's own key, so a node speaks only for itself. A request is one line of JSON with
+a `kind`, and so is its answer. The third column is the sender who may ask that:
 
-    state    {}                          -> NodeState
-    close    {reason}                    -> {}; nodes do not recover the attempt
-    claim    AttemptClaim                -> ClaimAnswer; at most one claim gets each number
-    verify   {step}                      -> CheckpointInfo, every file compared with its hash
-    fetch    {step, node}                -> {}; copy that checkpoint from another node, and delete
-             later ones and one of the same step that differs; without a step, copy nothing
-    send     {step}                      -> the files of that checkpoint, as bytes
-    launch   Relaunch                    -> {}; start this node's part of the next attempt
-    confirm  {attempt}                   -> {}; every part of it was launched
+    state    {}                  any    -> NodeState
+    close    Closing             any    -> {}; with the master's word, nodes do not recover it;
+             without it, the sender alone takes no part
+    claim    AttemptClaim        any    -> ClaimAnswer; at most one claim gets each number, and
+             only a lost part without a master grants one
+    verify   OfStep              holder -> CheckpointInfo, every file compared with its hash
+    fetch    Fetch               holder -> {}; copy that checkpoint from another node
+    launch   Relaunch            holder -> {}; start this node's part of the next attempt
+    confirm  OfAttempt           holder -> {}; every part of it was launched
+    send     OfStep              any    -> the files of that checkpoint, as bytes, while a claim of
+             that number is granted
+    regroup  Regroup             first  -> {}; see `agents.contract.regroup`
 
-A part that is launched but never confirmed ends by itself, as after a launch by the master. An
-answer `{"error": text}` is a refusal. The arithmetic of votes and limits is here, too, because the
-master follows the same rules.
+`holder` is the node whose claim of that attempt number this node has granted. It may do nothing
+while this node's part trains. A part that is launched but never confirmed ends by itself, as after
+a launch by the master. An answer `{"error": text}` is a refusal. Attempts of a master of an earlier
+version have no keys of nodes; there the credential alone decides. The arithmetic of votes and
+limits is here, too, because the master follows the same rules.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from agents.contract.mandate import AttemptProof, Handover
 from agents.contract.names import (
     MAX_ATTEMPT,
     MAX_STEP,
@@ -47,6 +54,10 @@ never be sure that the other has stopped, so only the master recovers their atte
 MAX_LOSSES_AT_ONE_STEP = 3
 MAX_PARKED_S = 3600.0
 """How long after a loss nodes may recover it, in seconds."""
+MAX_AHEAD, AHEAD_PER_S = 1000, 100
+"""Maximum distance of a claimed number from that of the lost attempt, and its growth per second
+since the loss: a number near `MAX_ATTEMPT` would be the last one of the run, and one that another
+node has used up must not be the last one of the attempt."""
 HOUR_S = 3600.0
 BACK_OFF_S = (0.0, 5.0, 15.0, 60.0, 120.0, 300.0)
 """Wait after a loss by the number of recoveries within the last hour, in seconds; the last value
@@ -58,7 +69,6 @@ def is_majority(present: Collection[str], nodes: Sequence[str]) -> bool:
 
     Of two halves of equal size, the one with rank 0 decides. Two groups without a common node
     can never both decide.
-    never both decide.
 
     >>> is_majority({"b", "c"}, ["a", "b", "c"]), is_majority({"a"}, ["a", "b", "c"])
     (True, False)
@@ -97,6 +107,49 @@ failed by itself, a master closed it, or a newer attempt exists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Closing:
+    """Why a part must not be recovered, with the master's word if it is the reason."""
+
+    reason: str = ""
+    signature: str = ""
+    """Master's signature of `closing_bytes`; empty: a part closed by itself, or was replaced."""
+    successor: AttemptProof | None = None
+    """Proof of a newer attempt of the run, which replaced this one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfStep:
+    """A checkpoint, and the claim for which it is asked."""
+
+    step: int
+    attempt: int = 0
+
+    def check_foreign(self) -> None:
+        check_number("step", self.step, 0, MAX_STEP)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetch:
+    """A checkpoint to have, and where to get it."""
+
+    step: int
+    node: str = ""
+    """Node to copy the checkpoint from; empty if this node has it."""
+    attempt: int = 0
+    """Number of the claim for which it is asked."""
+    checkpoint: CheckpointInfo | None = None
+    """The checkpoint, with its writer's signature; None: attempts without keys of nodes."""
+
+    def check_foreign(self) -> None:
+        check_number("step", self.step, 0, MAX_STEP)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfAttempt:
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeState:
     """State of an attempt, as one node knows it."""
 
@@ -122,6 +175,8 @@ class NodeState:
     """True if all of its ranks are alive, have lost others, and wait to regroup after `step`."""
     has_lost_rank: bool = False
     """True if one of its ranks was killed or crashed, so that the part will end soon."""
+    closing: Closing | None = None
+    """Master's word that closed the part; None: it closed by itself."""
 
     @property
     def is_ready(self) -> bool:
@@ -164,6 +219,8 @@ class ClaimAnswer:
     generation: int = 0
     members: tuple[str, ...] = ()
     """Nodes of the newest group of survivors that this node was in; empty: no group."""
+    consent: str = ""
+    """This node's signature of `consent_bytes`; empty: attempts without keys of nodes."""
 
     def check_foreign(self) -> None:
         check_number("fence", self.fence, 0, MAX_ATTEMPT)
@@ -186,6 +243,8 @@ class Relaunch:
     checkpoint_ranks: tuple[int, ...]
     addresses: dict[str, str]
     plan: ElectionPlan
+    handover: Handover | None = None
+    """Consents of its nodes; None: attempts without keys of nodes."""
 
     def check_foreign(self) -> None:
         # A step is None for a start from the beginning, hence `or 0`.
@@ -204,10 +263,12 @@ class ElectionDecision:
     members: tuple[str, ...] = ()
     """Nodes of the next attempt, in rank order."""
     reason: str = ""
+    decider: str = ""
+    """Other node that starts the next attempt, for which this one waits; empty: for none."""
 
 
 def decide_election(
-    me: str, nodes: Sequence[str], states: dict[str, NodeState]
+    me: str, nodes: Sequence[str], states: dict[str, NodeState], passed_over: Collection[str] = ()
 ) -> ElectionDecision:
     """Decide how a node handles a lost attempt. Pure.
 
@@ -218,6 +279,7 @@ def decide_election(
         me: name of the node.
         nodes: all nodes of the attempt, in rank order.
         states: state of each reachable node, its own included.
+        passed_over: nodes that had their time to start the attempt and did not.
     """
     # One closed part closes the attempt: its node may know of a user's stop that others missed.
     for state in states.values():
@@ -229,8 +291,9 @@ def decide_election(
         return ElectionDecision(act="wait", reason="another node still trains or has a master")
     if not is_majority(ready, nodes):
         return ElectionDecision(act="wait", reason="too few of the run's nodes can be reached")
-    if ready[0] != me:
-        return ElectionDecision(act="wait", reason=f"{ready[0]} decides")
+    decider = next((node for node in ready if node not in passed_over), ready[0])
+    if decider != me:
+        return ElectionDecision(act="wait", reason=f"{decider} decides", decider=decider)
     return ElectionDecision(act="propose", members=ready)
 
 

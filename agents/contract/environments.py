@@ -6,6 +6,7 @@ Reports that runs and checks also read are in `node.py`.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +33,8 @@ class WheelTarget:
     def check_foreign(self) -> None:
         for name in ("python", "machine", "glibc"):
             check_text(name, getattr(self, name))
+        if re.match(r"3\.[0-9]{1,3}(?![0-9])", self.python) is None:
+            raise ValueError(f"python is {self.python[:40]!a}; it must be a version such as 3.12.3")
 
     @property
     def minor(self) -> int:

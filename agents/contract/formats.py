@@ -136,6 +136,38 @@ EXPORTS: dict[str, ExportFormat] = {
 }
 """Every format by its name; the order is that of the wizard."""
 
+# llama.cpp, tools/quantize/quantize.cpp; some publishers add L and XL.
+_GGUF_TYPES = frozenset(
+    f"{bits}{kind}"
+    for bits, kinds in (
+        ("", ("F32", "F16", "BF16", "TQ1_0", "TQ2_0", "MXFP4", "MXFP4_MOE", "Q8_0", "Q8_K")),
+        ("Q4_", ("0", "1", "0_4_4", "0_4_8", "0_8_8")),
+        ("Q5_", ("0", "1")),
+        ("IQ", ("1_S", "1_M", "2_XXS", "2_XS", "2_S", "2_M", "3_XXS", "3_XS", "3_S", "3_M")),
+        ("IQ4_", ("NL", "XS")),
+        *((f"Q{n}_K", ("", "_S", "_M", "_L", "_XL")) for n in (2, 3, 4, 5, 6, 8)),
+    )
+    for kind in kinds
+)
+
+
+def is_known_type(format_name: str, kind: str) -> bool:
+    """Return whether a format has a type, in any case; those of GGUF are llama.cpp's, too.
+
+    The name of a type comes from a file's name or a proof, and becomes a part of commands and of
+    other files' names.
+
+    >>> is_known_type("gguf", "iq4_xs"), is_known_type("gptq", "8-bit")
+    (True, True)
+    >>> is_known_type("gguf", "$(id)"), is_known_type("gguf", "../x"), is_known_type("x", "F16")
+    (False, False, False)
+    """
+    row = EXPORTS.get(format_name)
+    if row is None:
+        return False
+    return kind in row.types or (row.name == "gguf" and kind.upper() in _GGUF_TYPES)
+
+
 FORMATS = tuple(EXPORTS)
 METHODS = tuple(name for name in FORMATS if name != "merged")
 

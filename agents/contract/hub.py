@@ -13,11 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from agents.contract.model_files import MAX_INDEX_BYTES, choose_files
-from agents.contract.names import check_inside
+from agents.contract.names import MAX_FILE_BYTES, check_inside, check_number
 
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,95}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 # A commit, or the hash of a file: SHA-1 of git, or SHA-256.
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+# Weights, configs and tokenizers: what training reads, and no program opens as code or a pickle.
+_COPIED = (".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken")
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
@@ -54,6 +56,9 @@ class HubFile:
 
     def check_foreign(self) -> None:
         check_inside(self.path)
+        if not is_copied(self.path):
+            raise ValueError(f"{self.path[:80]!a} is not a file that nodes copy from each other")
+        check_number("size_bytes", self.size_bytes, 0, MAX_FILE_BYTES)
         if not _BLOB.fullmatch(self.blob):
             raise ValueError(f"{self.blob[:80]!a} is not the name of a blob")
 
@@ -68,6 +73,20 @@ class HubSnapshot:
     def check_foreign(self) -> None:
         if not _BLOB.fullmatch(self.revision):
             raise ValueError(f"{self.revision[:80]!a} is not a revision")
+
+    def vouches_for(self, other: HubSnapshot) -> bool:
+        """Return whether every file of `other` is a file of this snapshot, by path and hash."""
+        known = {file.path: file for file in self.files}
+        return all(known.get(file.path) == file for file in other.files)
+
+
+def is_copied(path: str) -> bool:
+    """Return whether nodes copy a file of a snapshot: never code, a pickle or a notebook.
+
+    >>> [is_copied(path) for path in ("model.safetensors", "modeling.py", "a.bin", ".x.json")]
+    [True, False, False, False]
+    """
+    return path.endswith(_COPIED) and not any(part[:1] == "." for part in path.split("/"))
 
 
 def check_hub_id(model: str) -> None:
@@ -94,15 +113,15 @@ def read_snapshot(model: str, environ: Mapping[str, str]) -> HubSnapshot | None:
             return None
         files = []
         for path in sorted(folder.rglob("*")):
-            if not path.is_symlink():
+            relative = path.relative_to(folder).as_posix()
+            if not path.is_symlink() or not is_copied(relative):
                 # A folder, or a copy in a cache without links (Windows), which is not offered.
                 continue
             blob = path.resolve(strict=True)
             # A link elsewhere could make a node read out any file of the user.
             if blob.parent != blobs.resolve() or not _BLOB.fullmatch(blob.name):
                 return None
-            relative, size_bytes = path.relative_to(folder).as_posix(), blob.stat().st_size
-            files.append(HubFile(path=relative, blob=blob.name, size_bytes=size_bytes))
+            files.append(HubFile(path=relative, blob=blob.name, size_bytes=blob.stat().st_size))
         read = partial(_read_small, folder)
         used = choose_files((file.path for file in files), read)
     except (OSError, ValueError):

@@ -101,6 +101,19 @@ def consent_bytes(run_id: str, attempt: int, replaces: int, node: str) -> bytes:
     return f"rackless consent\n{run_id}\n{attempt}\n{replaces}\n{node}".encode("ascii")
 
 
+def closing_bytes(run_id: str, attempt: int) -> bytes:
+    """Return the bytes that a master signs so that nodes never recover an attempt."""
+    return f"rackless closing\n{run_id}\n{attempt}".encode("ascii")
+
+
+def checkpoint_bytes(
+    run_id: str, attempt: int, step: int, manifest_sha256: str, node: str
+) -> bytes:
+    """Return the bytes that `node` signs when an attempt's ranks on it write a checkpoint."""
+    about = f"{run_id}\n{attempt}\n{step}\n{manifest_sha256}\n{node}"
+    return f"rackless checkpoint\n{about}".encode()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptProof:
     """Proof that an attempt may run; travels in its intent and in each status."""
@@ -142,7 +155,7 @@ def prove(
             return None
         for node, signature in handover.consents.items():
             message = consent_bytes(mandate.run_id, handover.attempt, attempt, node)
-            if node not in nodes or not verify(mandate.node_keys[node], message, signature):
+            if node not in nodes or not verify(mandate.node_keys.get(node, ""), message, signature):
                 return None
         if not is_majority(tuple(handover.consents), nodes):
             return None

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from agents.contract.environments import EnvironmentTrial
-from agents.contract.names import MAX_ATTEMPT, check_name, check_number, check_text, check_time
+from agents.contract.names import (
+    MAX_ATTEMPT,
+    check_address,
+    check_device,
+    check_name,
+    check_number,
+    check_text,
+    check_time,
+    drop_odd_paths,
+    drop_odd_words,
+)
 
 MAX_GPUS = 128
 """Maximum number of GPUs of a PC, beyond any mainboard."""
@@ -14,7 +25,19 @@ MAX_LISTED = 1024
 """Maximum number of other items that a PC lists, such as network interfaces."""
 MAX_SPEED = 1e18
 """Maximum speed of a GPU in any unit per second: a thousand times the fastest one."""
-_MAX_BYTES = 2**60
+VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,99}"
+PLAIN_VALUE = r"[ -~]{0,200}"
+PLAIN_PATH = r"|[~/][A-Za-z0-9._/-]{0,199}"
+"""Forms of the parts of a `LoginVariable`, which sentences and other nodes' ranks contain."""
+HOME_ID = r"[0-9a-f]{32}"
+RecorderState = Literal["here", "missing", "elsewhere"]
+"""`missing`: it did not start; `elsewhere`: that of another PC holds this node's folder."""
+MAX_BYTES = 2**60
+"""Maximum amount of memory or disk, in bytes."""
+MTUS = (68, 65536)
+"""Smallest and largest packet of a network device, in bytes: that of IPv4, and of loopback."""
+SPEEDS_MBIT = (1, 10**7)
+"""Slowest and fastest link of a network device, in Mb/s."""
 MAX_CONTEXT_BYTES = 16 * 2**30
 """Maximum size of a CUDA context, in bytes; the largest one seen takes less than 1 GiB."""
 # Limits of plausible readings. Drivers report all bits set, or worse, for unknown values.
@@ -26,19 +49,19 @@ _PLAUSIBLE = {
     "slowdown_celsius": 1000.0,
     "clock_mhz": 1e6,
     "fan": 10.0,
-    "memory_used_bytes": _MAX_BYTES,
-    "memory_total_bytes": _MAX_BYTES,
-    "memory_bytes": _MAX_BYTES,
-    "memory_reserved_bytes": _MAX_BYTES,
-    "memory_computing_bytes": _MAX_BYTES,
-    "memory_available_bytes": _MAX_BYTES,
+    "memory_used_bytes": MAX_BYTES,
+    "memory_total_bytes": MAX_BYTES,
+    "memory_bytes": MAX_BYTES,
+    "memory_reserved_bytes": MAX_BYTES,
+    "memory_computing_bytes": MAX_BYTES,
+    "memory_available_bytes": MAX_BYTES,
     "cpu_utilisation": 1.0,
     "cpu_temperature_celsius": 1000.0,
     "cpu_power_w": 1e6,
-    "disk_used_bytes": _MAX_BYTES,
-    "disk_total_bytes": _MAX_BYTES,
-    "disk_bytes": _MAX_BYTES,
-    "disk_free_bytes": _MAX_BYTES,
+    "disk_used_bytes": MAX_BYTES,
+    "disk_total_bytes": MAX_BYTES,
+    "disk_bytes": MAX_BYTES,
+    "disk_free_bytes": MAX_BYTES,
     "disk_read_bytes_per_s": 1e15,
     "disk_write_bytes_per_s": 1e15,
     "bytes_per_s": 1e15,
@@ -48,7 +71,7 @@ _PLAUSIBLE = {
     "network_out_bytes_per_s": 1e15,
     "load": 1e9,
     "num_cores": 1e6,
-    "pc_memory_bytes": _MAX_BYTES,
+    "pc_memory_bytes": MAX_BYTES,
     "pc_num_cores": 1e6,
 }
 LimitKind = Literal["memory", "swap", "cpus", "processes"]
@@ -61,6 +84,14 @@ def _drop_implausible(record: object) -> None:
         value = getattr(record, name, None)
         if value is not None and not 0 <= value <= most:
             # The dataclasses are frozen, and this runs while one is being read.
+            object.__setattr__(record, name, None)
+
+
+def drop_odd_numbers(record: object, **limits: tuple[int, int]) -> None:
+    """Replace numbers outside their limits by None, which means not known."""
+    for name, (least, most) in limits.items():
+        value = getattr(record, name)
+        if value is not None and not least <= value <= most:
             object.__setattr__(record, name, None)
 
 
@@ -88,8 +119,9 @@ class GpuFacts:
 
     def check_foreign(self) -> None:
         check_number("index", self.index, 0, MAX_LISTED)
-        for name in ("uuid", "name", "driver", "cuda", "capability"):
-            check_text(name, getattr(self, name) or "")
+        for name in ("uuid", "name"):
+            check_text(name, getattr(self, name))
+        drop_odd_words(self, "driver", "cuda", "capability")
         _drop_implausible(self)
 
 
@@ -135,6 +167,29 @@ class InterfaceFacts:
     wakes: bool | None = None
     """True if a magic packet wakes the PC; None: not known."""
 
+    def check_foreign(self) -> None:
+        check_device("name", self.name)
+        check_address("address", self.address)
+        check_address("broadcast", self.broadcast)
+        drop_odd_words(self, "mac")
+        drop_odd_numbers(self, mtu=MTUS, speed_mbit=SPEEDS_MBIT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoginVariable:
+    """Variable of the node's login that changes how training behaves."""
+
+    name: str
+    value: str = ""
+    """Value, if nodes have to agree on it; empty: they need not, or it is not plain text."""
+    file: str = ""
+    """File that probably sets it, such as `~/.bashrc`; empty: not found."""
+
+    def check_foreign(self) -> None:
+        for name, form in (("name", VARIABLE_NAME), ("value", PLAIN_VALUE), ("file", PLAIN_PATH)):
+            if not re.fullmatch(form, getattr(self, name)):
+                raise ValueError(f"{name} of a variable is {getattr(self, name)[:80]!a}")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceLimit:
@@ -148,7 +203,7 @@ class ResourceLimit:
 
     def check_foreign(self) -> None:
         check_text("place", self.place)
-        check_number("amount", int(self.amount), 0, _MAX_BYTES)
+        check_number("amount", int(self.amount), 0, MAX_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,11 +251,27 @@ class NodeFacts:
     """Folder of the agent; None: a node of an earlier version."""
     started_s: float | None = None
     """Time at which the PC was started, in seconds since 1970."""
+    boot_id: str | None = None
+    """Random id of this start of the system, equal only for nodes on one PC; None: not known."""
+    macs: tuple[str, ...] = ()
+    """Hardware addresses of all its network cards, also of those without a network."""
+    variables: tuple[LoginVariable, ...] = ()
+    """Variables of the login that training leaves out, or that change it on this node only."""
+    home_id: str | None = None
+    """Random id in the agent's folder, equal for nodes that share it, and for clones of a disk."""
+    recorder: RecorderState = "here"
+    """Process that lists the GPUs and records the sensors."""
 
     def check_foreign(self) -> None:
-        texts = ("hostname", "os", "kernel", "python", "architecture", "cpu", "address")
-        for name in (*texts, "machine_id", "agent_home"):
+        for name in ("hostname", "os", "kernel", "python", "architecture", "cpu", "gpu_problem"):
             check_text(name, getattr(self, name) or "")
+        check_address("address", self.address)
+        drop_odd_paths(self, "agent_home", "compiler")
+        drop_odd_words(self, "machine_id", "wsl", "boot_id", "home_id")
+        _check_count("macs", self.macs, MAX_LISTED)
+        for mac in self.macs:
+            check_text("macs", mac)
+        _check_count("variables", self.variables, MAX_LISTED)
         _check_count("gpus", self.gpus, MAX_GPUS)
         _check_count("mig_gpus", self.mig_gpus, MAX_GPUS)
         _check_count("gpu_uses", self.gpu_uses, MAX_LISTED)
@@ -291,6 +362,10 @@ class EnvironmentReport:
     trial: EnvironmentTrial | None = None
     """Result of trying it after it was built or adopted; None: it was not tried."""
 
+    def check_foreign(self) -> None:
+        drop_odd_paths(self, "python")
+        drop_odd_words(self, "python_version", "lock_sha256")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogTail:
@@ -361,8 +436,8 @@ class TorchFacts:
     """Number of GPUs that it sees."""
 
     def check_foreign(self) -> None:
-        for name in ("version", "cuda", "nccl"):
-            check_text(name, getattr(self, name) or "")
+        check_text("version", self.version)
+        drop_odd_words(self, "cuda", "nccl")
         _check_count("architectures", self.architectures, MAX_LISTED)
 
 

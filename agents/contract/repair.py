@@ -91,6 +91,9 @@ class RepairStep:
     """Why nothing needs to be undone; empty: undo is needed."""
     done: Probe | None = None
     """Probe that shows whether it is in place; None: an edit is in place if it changes nothing."""
+    needs: tuple[Probe, ...] = ()
+    """Probes that must hold on the node just before the step; else nothing is changed. They repeat
+    there what the master was told, so that no other node chooses what is done."""
     timeout_s: float = QUICK_STEP_S
     """Maximum duration, in seconds."""
 

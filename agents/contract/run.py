@@ -424,6 +424,10 @@ class CheckpointInfo:
     verified: bool | None = None
     """True if the hash of every file matches the manifest; None: not verified."""
     problem: str = ""
+    signer: str = ""
+    """Node whose ranks wrote it; empty: an earlier version wrote it."""
+    signature: str = ""
+    """That node's signature of `checkpoint_bytes`; copies keep it."""
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)

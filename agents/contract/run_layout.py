@@ -1,6 +1,7 @@
 """Names of a run's folders and files, shared by nodes, ranks and the master's mirrors.
 
     runs/RUN_ID/fence                           number of the newest attempt
+    runs/RUN_ID/halted                          newest attempt that a stop forbids to start
     runs/RUN_ID/attempts/N/                     intent.json, started.json, confirmed.json,
                                                 owner.json, stop.json, loss.json, exit.json,
                                                 interrupt.json, regroup.json, layers.json,
@@ -27,6 +28,9 @@ RUNS = "runs"
 ATTEMPTS = "attempts"
 CHECKPOINTS = "checkpoints"
 FENCE = "fence"
+HALT = "halted"
+MASTER_KEYS = "master-keys.json"
+"""Public keys of the masters that have launched attempts of a run on the node."""
 
 INTENT_FILE = "intent.json"
 STARTED_FILE = "started.json"
@@ -43,6 +47,8 @@ REGROUP_FILE = "regroup.json"
 SHARED_LAYERS_FILE = "layers.json"
 """Tells ranks of the node how to open their shared memory of frozen layers."""
 KEPT_FILE = "kept"
+ENDED_PEER_FILE = "ended_peer.json"
+"""Names a node whose part has ended while the ranks of this node load, and the reason."""
 CLOSED_FILE = "closed.json"
 ELECTION_FILE = "election.json"
 EXIT_FILE = "exit.json"

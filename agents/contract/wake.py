@@ -9,6 +9,8 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from agents.contract.names import check_device
+
 PORTS = (9, 7)
 """UDP ports of the packet; the network card reacts to it, so no program has to listen there."""
 EVERYBODY = "255.255.255.255"
@@ -31,6 +33,7 @@ class WakeTarget:
     def __post_init__(self) -> None:
         if not _MAC.fullmatch(self.mac):
             raise ValueError(f"mac is {self.mac!r}; it has six pairs of hex digits")
+        check_device("device", self.device)
         # Raises ValueError for anything but an IPv4 address.
         ipaddress.IPv4Address(self.broadcast)
 

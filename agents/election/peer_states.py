@@ -47,7 +47,7 @@ class PeerStates:
         """
         for node, peer in self._peers.items():
             if node not in self._asked:
-                self._asked[node] = self._pool.submit(_ask, peer)
+                self._asked[node] = self._pool.submit(_ask, node, peer)
         wait(self._asked.values(), patience_s)
         # A pending request is not repeated: its answer may arrive before the next poll.
         done = [node for node, asked in self._asked.items() if asked.done()]
@@ -64,9 +64,10 @@ class PeerStates:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ask(peer: Peer) -> NodeState | None:
+def _ask(node: str, peer: Peer) -> NodeState | None:
     try:
         answer = peer.ask("state", connect_timeout_s=CONNECT_TIMEOUT_S)
-        return from_wire(NodeState, answer, "state")
+        state = from_wire(NodeState, answer, "state")
+        return state if state.node == node else None  # it speaks for itself alone
     except (PeerError, WireError):
         return None  # unreachable, or of another version: neither counts

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from agents.contract.election import ClaimAnswer, NodeState, Relaunch, is_majority, renumber
+from agents.contract.election import ClaimAnswer, Fetch, NodeState, Relaunch, is_majority, renumber
 from agents.contract.run import (
     AttemptLoss,
     CheckpointInfo,
@@ -24,6 +24,7 @@ from agents.contract.run import (
     choose_checkpoint_ranks,
 )
 from agents.contract.wire import WireError, from_wire, to_wire
+from agents.election.beliefs import Beliefs
 from agents.election.channel import PeerError
 from agents.election.part import Part
 from agents.errors import ExpectedError
@@ -46,6 +47,9 @@ class Proposal:
     def __init__(self, part: Part, states: dict[str, NodeState]) -> None:
         self._part = part
         self._states = states
+        self._number = 0
+        self.failed: dict[str, str] = {}
+        """Why nodes that granted the attempt took no part in it, by name."""
 
     def carry_out(self, members: Sequence[str]) -> int:
         """Start the next attempt on all `members` that grant it; return its number.
@@ -56,18 +60,33 @@ class Proposal:
         part = self._part
         # Above every number that any node has granted: each number is granted once per node.
         fences = [state.fence for state in self._states.values()]
-        number = max(part.attempt.number, *fences) + 1
+        self._number = number = max(part.attempt.number, *fences) + 1
         answers = self._ask_all(members, "claim", ClaimAnswer, CLAIM_TIMEOUT_S, attempt=number)
-        granted = {node: answer for node, answer in answers.items() if answer.is_granted}
+        granted = {
+            node: answer
+            for node, answer in answers.items()
+            if answer.is_granted and self._has_consent(node, answer)
+        }
         # The numbers granted so far are used up; another claim needs a higher one.
-        if not is_majority(granted, part.nodes):
-            raise RefusedError(f"attempt {number} was granted by {sorted(granted) or 'no node'}")
-        step = self._prepare_checkpoint(granted)
+        self._require_majority(granted)
+        if part.beliefs is None:
+            step = self._prepare_checkpoint(granted)
+        else:
+            step = self._prepare_proved(granted, part.beliefs)
         wanted = self._plan(number, granted, step)
         self._ask_each(granted, "launch", LAUNCH_TIMEOUT_S, **to_wire(wanted))
         # Only after all launches: an unconfirmed part ends by itself.
         self._ask_each(granted, "confirm", CLAIM_TIMEOUT_S, attempt=number)
         return number
+
+    def _has_consent(self, node: str, answer: ClaimAnswer) -> bool:
+        beliefs = self._part.beliefs
+        return beliefs is None or beliefs.consents(answer, self._number, node)
+
+    def _require_majority(self, granted: Collection[str]) -> None:
+        if not is_majority(granted, self._part.nodes):
+            names = sorted(granted) or "no node"
+            raise RefusedError(f"attempt {self._number} was granted by {names}")
 
     # ------------------------------------------------------------ checkpoint
 
@@ -91,6 +110,74 @@ class Proposal:
         if saved or steps:
             raise RefusedError(f"no intact copy of the checkpoint of step {max(saved | steps)}")
         return None
+
+    def _prepare_proved(self, granted: dict[str, ClaimAnswer], beliefs: Beliefs) -> int | None:
+        """Have the newest signed checkpoint on all nodes; return its step, or None for the start.
+
+        Nodes that do not take it are left out, as long as a majority is left.
+        """
+        part = self._part
+        believed = {node: _drop_lies(part, node, granted) for node in granted}
+        self._require_writer(believed)
+        found = [
+            (node, info)
+            for node, answer in granted.items()
+            for info in answer.checkpoints
+            if not part.refuse_checkpoint(info)
+        ]
+        steps = [step for answer in believed.values() for step in answer.saved_steps]
+        choices: dict[tuple[int, int, str], list[tuple[str, CheckpointInfo]]] = {}
+        for node, info in found:
+            choices.setdefault((*beliefs.age(info), info.manifest_sha256), []).append((node, info))
+
+        def order(choice: tuple[int, int, str]) -> tuple[int, int, int, int]:
+            signers = {info.signer for _, info in choices[choice]}
+            ranks = [part.nodes.index(node) for node in signers if node in part.nodes]
+            # Of unlike ones of one step, the one that more nodes signed, else the first node.
+            return choice[0], choice[1], len(signers), -min(ranks, default=len(part.nodes))
+
+        for choice in sorted(choices, key=order, reverse=True):
+            if len({step for step in steps if step > choice[1] and steps.count(step) > 1}) > 1:
+                break
+            holders, info = [node for node, _ in choices[choice]], choices[choice][0][1]
+            if self._spread(info, holders, granted):
+                return info.step
+        if choices:
+            newest = max(choice[1] for choice in choices)
+            raise RefusedError(f"no intact copy of the checkpoint of step {newest}")
+        return None
+
+    def _spread(
+        self, info: CheckpointInfo, holders: list[str], granted: dict[str, ClaimAnswer]
+    ) -> bool:
+        """Copy a checkpoint to all nodes; return whether this node and a majority have it now."""
+        me, about = self._part.node, {"step": info.step, "attempt": self._number}
+        checked = self._ask_all(holders, "verify", CheckpointInfo, VERIFY_TIMEOUT_S, **about)
+        same = info.manifest_sha256
+        has = [n for n, one in checked.items() if one.verified and one.manifest_sha256 == same]
+        # From the first node that has it; a node that lies about that is followed by the next.
+        missing, sources = [node for node in granted if node not in has], list(has)
+        why: dict[str, str] = {}
+        while missing and sources:
+            source = sources.pop(0)
+            wanted = Fetch(step=info.step, node=source, attempt=self._number, checkpoint=info)
+            why = self._try_each(missing, "fetch", FETCH_TIMEOUT_S, **to_wire(wanted))
+            came = [node for node in missing if node not in why]
+            has, sources = [*has, *came], [*sources, *came]
+            missing = [node for node in missing if node in why]
+        # The holders as well: they give up what is newer.
+        here = Fetch(step=info.step, attempt=self._number, checkpoint=info)
+        why |= self._try_each(has, "fetch", FETCH_TIMEOUT_S, **to_wire(here))
+        has = [node for node in has if node not in why]
+        if me not in has or not is_majority(has, self._part.nodes):
+            return False
+        for node in [node for node in granted if node not in has]:
+            self._leave_out(node, why.get(node, "it has no copy of the checkpoint"))
+            del granted[node]
+        return True
+
+    def _leave_out(self, node: str, why: str) -> None:
+        self.failed[node] = why
 
     def _require_writer(self, granted: dict[str, ClaimAnswer]) -> None:
         """Refuse if no node that saved checkpoints of this attempt takes part."""
@@ -151,7 +238,8 @@ class Proposal:
         plan: ElectionPlan = replace(
             part.plan,
             ports={node: answer.peer_port for node, answer in granted.items()},
-            losses=(*part.plan.losses, loss),
+            # An attempt that nodes never confirmed did not train: it is no sign of a standstill.
+            losses=(*part.plan.losses, loss) if part.counts_loss else part.plan.losses,
             started_by=part.node,
             reason=f"{reason}; no master asked for {part.plan.patience_s:g} s",
         )
@@ -164,11 +252,15 @@ class Proposal:
             checkpoint_ranks=choose_checkpoint_ranks(ranks, part.intent.spec.checkpoint.copies),
             addresses=addresses,
             plan=plan,
+            handover=part.beliefs.hand_over(number, granted) if part.beliefs else None,
         )
 
     def newest_step(self) -> int:
-        """Return the newest step that any answering node has finished."""
-        return max(state.step for state in self._states.values())
+        """Return the newest step that the answering nodes have finished."""
+        steps = sorted(state.step for state in self._states.values())
+        # Ranks train in step, so what a single node says counts for nothing.
+        is_corroborated = self._part.beliefs is not None and len(steps) > 1
+        return steps[-2] if is_corroborated else steps[-1]
 
     def _find_cause(self, members: Collection[str]) -> tuple[FailureCause, str]:
         """Return the cause that ended the attempt, and a sentence that explains it.
@@ -208,7 +300,29 @@ class Proposal:
         timeout_s: float,
         **args: Any,
     ) -> None:
-        _each(list(nodes), lambda node: self._ask(node, kind, timeout_s, args))
+        failed = self._try_each(list(nodes), kind, timeout_s, **args)
+        for node, why in failed.items():
+            self._leave_out(node, why)
+        for why in failed.values():
+            raise RefusedError(why)
+
+    def _try_each(
+        self, nodes: Sequence[str], kind: str, timeout_s: float, **args: Any
+    ) -> dict[str, str]:
+        """Ask all nodes at once; return why they refused, by name."""
+
+        def ask(node: str) -> str:
+            try:
+                self._ask(node, kind, timeout_s, args)
+            except RefusedError as error:
+                return str(error)
+            return ""
+
+        if not nodes:
+            return {}
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            answers = zip(nodes, pool.map(ask, nodes), strict=True)
+            return {node: why for node, why in answers if why}
 
     def _ask_all(
         self, nodes: Sequence[str], kind: str, cls: type[T], timeout_s: float, **args: Any
@@ -233,3 +347,16 @@ def _each(nodes: list[str], work: Callable[[str], object]) -> None:
     with ThreadPoolExecutor(len(nodes)) as pool:
         for future in [pool.submit(work, node) for node in nodes]:
             future.result()
+
+
+def _drop_lies(part: Part, node: str, granted: dict[str, ClaimAnswer]) -> ClaimAnswer:
+    """Return a node's answer without a group that its own members do not know of."""
+    answer = granted[node]
+    agree = all(
+        (granted[other].generation, granted[other].members) == (answer.generation, answer.members)
+        for other in answer.members
+        if other in granted
+    )
+    if agree and is_majority(answer.members, part.nodes):
+        return answer
+    return replace(answer, generation=0, members=())

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from agents.node.files import describe_file, split_path
 from agents.node.manifest import read_manifest
 from agents.state import Home, fsync_folder
 
+ASIDE_PREFIX = ".aside-"
+"""Prefix of intact checkpoints that another node's copy has replaced."""
+
 
 def list_checkpoints(home: Home, run_id: str | None = None) -> list[CheckpointInfo]:
     """Return the checkpoints of one run or of all runs, sorted by run and step."""
@@ -35,11 +39,11 @@ def list_checkpoints(home: Home, run_id: str | None = None) -> list[CheckpointIn
     # Rackless creates no folders with unsafe names.
     named = (folder for folder in folders if is_safe_name(folder.parents[1].name))
     steps = ((folder, run_layout.step_of_checkpoint(folder.name)) for folder in named)
-    found = [_describe(home, f, step) for f, step in steps if step is not None and f.is_dir()]
+    found = [describe_folder(home, f, step) for f, step in steps if step is not None and f.is_dir()]
     return sorted(found, key=lambda info: (info.run_id, info.step))
 
 
-def _describe(home: Home, folder: Path, step: int) -> CheckpointInfo:
+def describe_folder(home: Home, folder: Path, step: int) -> CheckpointInfo:
     """Describe one checkpoint from its manifest; set `problem` if the manifest is unusable."""
     manifest: dict[str, Any] = {}
     entries: list[FileEntry] = []
@@ -63,6 +67,8 @@ def _describe(home: Home, folder: Path, step: int) -> CheckpointInfo:
         # None means not checked: only `verify` reads the files themselves.
         verified=False if problem else None,
         problem=problem,
+        signer=str(manifest.get("node", "")),
+        signature=str(manifest.get("signature", "")),
     )
 
 
@@ -105,7 +111,7 @@ def verify(home: Home, run_id: str, step: int) -> CheckpointInfo:
         ExpectedError: this node has no such checkpoint.
     """
     folder = _require(home, run_id, step)
-    info = _describe(home, folder, step)
+    info = describe_folder(home, folder, step)
     if info.problem:
         return info
     try:
@@ -113,6 +119,20 @@ def verify(home: Home, run_id: str, step: int) -> CheckpointInfo:
     except WireError as error:  # deleted or changed meanwhile
         problem = f"{run_layout.MANIFEST_FILE} cannot be used: {error}"
     return replace(info, verified=not problem, problem=problem)
+
+
+def set_aside(home: Home, run_id: str, step: int) -> None:
+    """Hide a checkpoint that another one replaces; the trainer deletes it after the next save.
+
+    Raises:
+        ExpectedError: this node has no such checkpoint, or it cannot be renamed.
+    """
+    folder = _require(home, run_id, step)
+    try:
+        os.rename(folder, folder.with_name(f"{ASIDE_PREFIX}{folder.name}-{time.time_ns()}"))
+        fsync_folder(folder.parent)
+    except OSError as error:
+        raise explain_os_error(error, f"renaming {folder}") from error
 
 
 def delete(home: Home, run_id: str, step: int) -> None:

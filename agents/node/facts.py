@@ -15,17 +15,27 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from agents.contract.node import GpuFacts, InterfaceFacts, MigGpu, NodeFacts
+from agents.contract.names import is_address, is_device
+from agents.contract.node import GpuFacts, InterfaceFacts, MigGpu, NodeFacts, RecorderState
 from agents.contract.wire import from_wire
 from agents.limits import count_cpus, read_limits, read_memory
 from agents.node.examination.reading import read_int, read_text
-from agents.state import Home, boot_time_s, identity_from, read_json
+from agents.node.home_marks import read_home_id
+from agents.node.login import read_login_variables
+from agents.state import Home, boot_id, boot_time_s, identity_from, read_json
 from agents.telemetry.host import read_disk
+from agents.telemetry.lease import is_recording
 
 RECORDER_TIMEOUT_S = 8.0
 """Maximum wait for the recorder to list the GPUs, in seconds."""
+_RECORDER_PROBLEMS: dict[RecorderState, str] = {
+    "missing": "the telemetry recorder did not start",
+    "elsewhere": "the telemetry recorder of another PC uses this node's folder",
+}
 # linux/sockios.h and linux/ethtool.h
 SIOCGIFADDR = 0x8915
 SIOCGIFNETMASK = 0x891B
@@ -40,8 +50,9 @@ def read_facts(home: Home) -> NodeFacts:
     memory = read_memory()
     disk = read_disk(home.path)
     free = shutil.disk_usage(home.path).free if disk else None
-    gpus, problem = read_gpus(home)
-    mig = (read_json(home.telemetry / "recorder.json") or {}).get("mig_gpus", ())
+    state, recorder = find_recorder(home)
+    gpus, problem = list_gpus(state, recorder)
+    mig = state.get("mig_gpus", ())
     return NodeFacts(
         hostname=socket.gethostname(),
         os=parse_os_release(read_text("/etc/os-release") or "") or platform.system(),
@@ -68,21 +79,45 @@ def read_facts(home: Home) -> NodeFacts:
         machine_id=read_machine_id(),
         agent_home=str(home.path),
         started_s=boot_time_s(),
+        boot_id=boot_id() or None,
+        macs=read_macs(),
+        variables=read_login_variables(os.environ, Path.home()),
+        home_id=read_home_id(home),
+        recorder=recorder,
     )
 
 
 def read_gpus(home: Home) -> tuple[tuple[GpuFacts, ...], str | None]:
     """Return the GPUs and the problem that the recorder found; only it loads NVIDIA's library."""
-    # The first request may arrive before the recorder, which this server started, is ready.
+    return list_gpus(*find_recorder(home))
+
+
+def list_gpus(
+    state: Mapping[str, Any], recorder: RecorderState
+) -> tuple[tuple[GpuFacts, ...], str | None]:
+    """Return the GPUs and the problem in what the recorder said of itself."""
+    if recorder == "here":
+        cards = tuple(from_wire(GpuFacts, card) for card in state.get("gpus", ()))
+        return cards, state.get("gpu_problem")
+    return (), f"{_RECORDER_PROBLEMS[recorder]}, so the GPUs could not be listed"
+
+
+def find_recorder(home: Home) -> tuple[dict[str, Any], RecorderState]:
+    """Return what the recorder says of itself, and where it is; wait while it starts."""
     deadline = time.monotonic() + RECORDER_TIMEOUT_S
+    num_foreign = 0
     while time.monotonic() < deadline:
-        state = read_json(home.telemetry / "recorder.json")
+        state = read_json(home.telemetry / "recorder.json") or {}
         recorder = identity_from(state)
-        if state and recorder and recorder.is_alive():
-            cards = tuple(from_wire(GpuFacts, card) for card in state.get("gpus", ()))
-            return cards, state.get("gpu_problem")
+        if recorder and recorder.is_alive():
+            return state, "here"
+        is_foreign = recorder and recorder.boot_id != boot_id() and is_recording(home)
+        num_foreign = num_foreign + 1 if is_foreign else 0
+        # Twice: a new recorder here takes the lock just before it removes the old file.
+        if num_foreign > 1:
+            return {}, "elsewhere"
         time.sleep(0.05)
-    return (), "the telemetry recorder did not start, so the GPUs could not be listed"
+    return {}, "missing"
 
 
 def parse_os_release(text: str) -> str | None:
@@ -107,12 +142,15 @@ def parse_connection(text: str) -> str | None:
     """Return this node's address from SSH_CONNECTION (`client port server port`)."""
     parts = text.split()
     # A link-local IPv6 address includes its zone, such as fe80::1%eth0.
-    return parts[2].partition("%")[0] if len(parts) == 4 else None
+    address = parts[2].partition("%")[0] if len(parts) == 4 else ""
+    # sshd writes UNKNOWN where its input is not a socket, as behind some proxies.
+    return address if is_address(address) else None
 
 
 def read_interfaces() -> tuple[InterfaceFacts, ...]:
     """Return the network devices that have an address, loopback last."""
-    found = _read_with_ip() or _read_with_ioctl()
+    # Linux allows nearly any sign in a name; the master accepts only usual ones.
+    found = [one for one in _read_with_ip() or _read_with_ioctl() if is_device(one.name)]
     return tuple(sorted(found, key=lambda i: (i.name == "lo", i.name, ":" in i.address)))
 
 
@@ -206,6 +244,16 @@ def read_mac(device: str) -> str | None:
         if len(mac) == 17 and mac != "00:00:00:00:00:00":
             return mac
     return None
+
+
+def read_macs() -> tuple[str, ...]:
+    """Return the hardware addresses of all network cards, or of all devices without a card.
+
+    Bridges and the ends of links to containers are no cards: their addresses come and go.
+    """
+    names = [name for _, name in socket.if_nameindex()]
+    cards = [name for name in names if (_NET / name / "device").exists()]
+    return tuple(sorted({mac for name in cards or names if (mac := read_mac(name))}))
 
 
 def read_broadcast(device: str) -> str | None:

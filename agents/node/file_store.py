@@ -26,6 +26,7 @@ from pathlib import Path
 from agents.contract.chunks import ChunkedFile, describe_small
 from agents.contract.wire import WireError
 from agents.disk_space import walk_files
+from agents.shared.files.full_disk import removing_half
 from agents.state import fsync_folder
 
 STORE = "store"
@@ -142,9 +143,9 @@ class FileStore:
             path = self._lists / _plain(file.sha256)[:2] / file.sha256
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Renamed in one step: a reader must not see a part of the list.
-            half = path.with_name(f".{path.name}.{os.getpid()}")
-            half.write_text(file.chunks, encoding="ascii")
-            os.replace(half, path)
+            with removing_half(path.with_name(f".{path.name}.{os.getpid()}")) as half:
+                half.write_text(file.chunks, encoding="ascii")
+                os.replace(half, path)
 
     def chunks(self, sha256: str, size_bytes: int) -> ChunkedFile | None:
         """Return the chunks of a file, or None if they are unknown."""

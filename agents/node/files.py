@@ -242,7 +242,8 @@ def _store(folder: int, entry: FileEntry, source: BinaryIO) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(half, dir_fd=place)
             if isinstance(error, OSError):
-                raise explain_os_error(error, f"storing {entry.path}") from error
+                disk = Path(f"/proc/self/fd/{place}")
+                raise explain_os_error(error, f"storing {entry.path}", disk) from error
             raise
 
 

@@ -1,71 +1,100 @@
 """Share models of the Hugging Face cache between nodes.
 
 A snapshot in the cache of one node is exported as a folder of hard links below `models`, which is
-copied to other nodes like any folder, and imported into their caches, again by hard links. So the
-hub's tools find the files that they would have downloaded, and no file is stored twice.
+copied to other nodes like any folder. There it stays: a run uses the copy by its path, because the
+cache belongs to the user, whose other programs trust it as the hub's own files. `hub/HASH.json`
+below the agent's home records the copy of each model.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
 import shutil
+import stat
 from pathlib import Path
 
 from agents.contract.chunks import DIGEST_CHARACTERS
-from agents.contract.hub import HubSnapshot, find_snapshot, hub_cache
+from agents.contract.hub import digest_of, read_snapshot
+from agents.contract.hub import find_snapshot as find_cached
+from agents.contract.requests.hub import FoundSnapshot, SnapshotPlace
+from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.file_store import FileStore
-from agents.node.files import split_destination
-from agents.state import Home
+from agents.node.files import list_files, split_destination
+from agents.shared.files.full_disk import removing_half
+from agents.state import Home, read_json, write_json
 
 
-def offer_snapshot(home: Home, model: str, snapshot: HubSnapshot, destination: str) -> None:
-    """Export a cached snapshot as the folder `destination` below the agent's home.
+def find_snapshot(home: Home, model: str) -> FoundSnapshot:
+    """Return the snapshot in the hub's cache, else the agent's own copy."""
+    cached = read_snapshot(model, os.environ)
+    found = find_copy(home, model) if cached is None else None
+    return found if found is not None else FoundSnapshot(snapshot=cached)
+
+
+def find_copy(home: Home, model: str) -> FoundSnapshot | None:
+    """Return the agent's own copy of a model if all its files are there, else None."""
+    try:
+        place = from_wire(SnapshotPlace, read_json(_record(home, model)), "record")
+        folder = home.path.joinpath(*split_destination(place.folder))
+        is_whole = place.model == model and all(
+            _has(folder / file.path, file.size_bytes) for file in place.snapshot.files
+        )
+    except (OSError, ValueError, WireError, ExpectedError):
+        return None
+    return FoundSnapshot(snapshot=place.snapshot, folder=str(folder)) if is_whole else None
+
+
+def offer_snapshot(home: Home, place: SnapshotPlace) -> None:
+    """Export a snapshot as the folder of `place`.
 
     Raises:
         ExpectedError: the snapshot is gone, or the disk refuses.
     """
-    folder = find_snapshot(model, os.environ)
-    target = home.path.joinpath(*split_destination(destination))
-    if folder is None or folder.name != snapshot.revision:
-        raise ExpectedError(
-            f"The snapshot of {model} in this node's cache has changed.", "Try again"
-        )
+    found = find_snapshot(home, place.model)
+    source = Path(found.folder) if found.folder else find_cached(place.model, os.environ)
+    target = home.path.joinpath(*split_destination(place.folder))
+    if found.snapshot is None or source is None or not found.snapshot.vouches_for(place.snapshot):
+        raise ExpectedError(f"The copy of {place.model} on this node has changed.", "Try again")
     try:
-        for file in snapshot.files:
-            _give_name((folder / file.path).resolve(strict=True), target / file.path)
+        for file in place.snapshot.files:
+            _give_name((source / file.path).resolve(strict=True), target / file.path)
     except OSError as error:
-        raise explain_os_error(error, f"offering {model} to other nodes") from error
+        raise explain_os_error(error, f"offering {place.model} to other nodes") from error
 
 
-def show_snapshot(home: Home, model: str, snapshot: HubSnapshot, source: str) -> None:
-    """Import the folder `source` below the agent's home into the hub's cache as a snapshot.
+def keep_copy(home: Home, place: SnapshotPlace) -> FoundSnapshot:
+    """Verify a copied folder and record it as this node's copy of its model.
 
     Raises:
-        ExpectedError: a file is missing or wrong, or the disk refuses.
+        ExpectedError: a file is missing, wrong or not one of the snapshot, or the disk refuses.
     """
-    folder = home.path.joinpath(*split_destination(source))
-    repository = hub_cache(os.environ) / f"models--{model.replace('/', '--')}"
-    place = repository / "snapshots" / snapshot.revision
+    folder = home.path.joinpath(*split_destination(place.folder))
+    wanted = {folder / file.path for file in place.snapshot.files}
     try:
-        for file in snapshot.files:
+        other = next((path for path in list_files(home, folder) if path not in wanted), None)
+        if other is not None:
+            raise ExpectedError(
+                f"{other} is not a file of {place.model}.", f"Delete {folder} on this node"
+            )
+        for file in place.snapshot.files:
             _require_blob(home, folder / file.path, file.blob)
-            _give_name(folder / file.path, repository / "blobs" / file.blob)
-            link = place / file.path
-            link.parent.mkdir(parents=True, exist_ok=True)
-            # A relative link, like those of the hub's tools: the cache may be moved.
-            with contextlib.suppress(FileExistsError):
-                link.symlink_to(os.path.relpath(repository / "blobs" / file.blob, link.parent))
-        # Last, because the ref makes the revision visible to the hub's tools.
-        (repository / "refs").mkdir(exist_ok=True)
-        half = repository / "refs" / f".main.{os.getpid()}"
-        half.write_text(snapshot.revision, encoding="ascii")
-        os.replace(half, repository / "refs" / "main")
+        _record(home, place.model).parent.mkdir(mode=0o700, exist_ok=True)
+        write_json(_record(home, place.model), to_wire(place))
     except OSError as error:
-        raise explain_os_error(error, f"showing {model} in {repository}") from error
+        raise explain_os_error(error, f"keeping {place.model} in {folder}") from error
+    return FoundSnapshot(snapshot=place.snapshot, folder=str(folder))
+
+
+def _record(home: Home, model: str) -> Path:
+    return home.path / "hub" / f"{digest_of(model)}.json"
+
+
+def _has(path: Path, size_bytes: int) -> bool:
+    found = path.lstat()
+    return stat.S_ISREG(found.st_mode) and found.st_size == size_bytes
 
 
 def _require_blob(home: Home, path: Path, blob: str) -> None:
@@ -105,6 +134,6 @@ def _give_name(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
             raise
-        half = target.with_name(f".{target.name}.{os.getpid()}")
-        shutil.copyfile(source, half)
-        os.replace(half, target)
+        with removing_half(target.with_name(f".{target.name}.{os.getpid()}")) as half:
+            shutil.copyfile(source, half)
+            os.replace(half, target)

@@ -23,7 +23,11 @@ from agents.shared.packages.wheel_store import WheelSet
 
 VENV_TIMEOUT_S = 600.0
 PIP_PROBLEMS = (
-    (r"No space left on device", "the disk is full", "Free about 10 GB on this node"),
+    (
+        r"No space left on device",
+        "the disk is full",
+        "Free about 10 GB on this node, or delete files there if df -i shows no free inodes",
+    ),
     (
         r"Temporary failure in name resolution|Name or service not known|NewConnectionError|"
         r"Network is unreachable|Connection refused|Failed to establish a new connection|"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -122,6 +123,12 @@ class _Applying(_Work):
         if step.done is not None and _is_in_place(step.done, self._admin, ask_root=True):
             self._note(index, state="in place")
             return
+        for probe in step.needs:
+            if not _is_in_place(probe, self._admin, ask_root=True):
+                raise ExpectedError(
+                    f"{step.says}: this PC is not as the check said ({shlex.join(probe.argv)}).",
+                    "Check this node again",
+                )
         self._say(f"{step.says} ...")
         if step.edit is not None:
             self._edit(index, step, step.edit, sha256)

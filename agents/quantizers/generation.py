@@ -22,6 +22,7 @@ from agents.trainer.data.hub import find_model
 from agents.trainer.data.stops import find_stops
 from agents.trainer.data.templates import render_question
 from agents.trainer.data.tokenizer import load_tokenizer
+from agents.trainer.data.tokenizer_bounds import BoundedDecoder, bounded_tokenizer, decode
 
 CONTEXT_TOKENS = 8192
 """Context of llama.cpp, in tokens; less for models with a smaller one."""
@@ -158,7 +159,7 @@ class _ModelSpeaker:
             ) from error
         new = out_BT[0, num_asked:].tolist()
         whole = new[-1] in self._stops
-        text = self._tokenizer.decode(new, skip_special_tokens=True)
+        text = decode(self._tokenizer, new, skip_special_tokens=True)
         # A stop together with the last token changes nothing, since the answer is complete.
         stopped = wish.stopped.is_set() and not whole
         return clock.report(text, len(new), self.runtime, cut=not whole, stopped=stopped)
@@ -166,7 +167,9 @@ class _ModelSpeaker:
     def _encode(self, turn: ChatTurn) -> Any:
         said = [{"role": m.role, "content": m.content} for m in turn.messages]
         text = render_question(self._tokenizer, said)
-        return self._tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        with bounded_tokenizer(len(text)):
+            found = self._tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        return found["input_ids"]
 
 
 def _make_streamer(tokenizer: Any, clock: _Clock, say: Say) -> Any:
@@ -187,7 +190,7 @@ def _make_streamer(tokenizer: Any, clock: _Clock, say: Say) -> Any:
             if text:
                 say(text)
 
-    return Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    return Streamer(BoundedDecoder(tokenizer), skip_prompt=True, skip_special_tokens=True)
 
 
 def _load(job: ChatJob, folder: Path, device: str) -> Any:

@@ -18,17 +18,24 @@ import signal
 import socket
 import ssl
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agents.rendezvous.credential import make_server_context
+from agents.rendezvous.newcomers import Newcomers
 
 MAX_LINE_BYTES = 64 << 20
 """Maximum length of a request, in bytes."""
 HANDSHAKE_TIMEOUT_S = 5.0
 """Maximum time for a client to present the credential, in seconds."""
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 512
 """Maximum number of connections, with or without the credential."""
+MAX_NEWCOMERS, MAX_NEWCOMERS_PER_ADDRESS = 128, 64
+"""Maximum number of callers that have not presented the credential yet, see `Newcomers`; the ranks
+of one PC may all come at once."""
+MAX_PER_ADDRESS = 128
+"""Maximum number of connections of ranks per address, so that one node cannot take all."""
 _BACKLOG = 256
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -148,17 +155,74 @@ async def serve(listener: socket.socket, credential: str, gone: Callable[[], boo
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_report)
     loop.add_reader(0, lambda: ended.set() if gone() else None)
-    await asyncio.start_server(
-        lambda reader, writer: serve_caller(keys, reader, writer),
-        sock=listener,
-        ssl=make_server_context(credential),
-        ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
-        limit=MAX_LINE_BYTES,
-        backlog=_BACKLOG,
-    )
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    doorman = _Doorman(keys, make_server_context(credential))
+    accepting = asyncio.create_task(doorman.accept_all(listener))
     await ended.wait()
+    accepting.cancel()
     # At once: the closed connections notify waiting clients that rank 0 has ended.
     os._exit(0)
+
+
+class _Doorman:
+    """Accepts callers, and lets in those with the credential."""
+
+    def __init__(self, keys: Keys, context: ssl.SSLContext) -> None:
+        self._keys = keys
+        self._context = context
+        self._newcomers = Newcomers(MAX_NEWCOMERS, MAX_NEWCOMERS_PER_ADDRESS)
+        self._members: Counter[str] = Counter()
+        """Number of connections of ranks, by address."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def accept_all(self, listener: socket.socket) -> None:
+        """Accept callers until this task is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                plain, (address, *_) = await loop.sock_accept(listener)
+            except OSError:  # the caller has hung up, or too many files are open
+                await asyncio.sleep(0.05)
+                continue
+            task = asyncio.create_task(self._serve(plain, str(address)))
+            # asyncio itself keeps only a weak reference.
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, plain: socket.socket, address: str) -> None:
+        """Let a caller in once it has presented the credential."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        place = self._newcomers.admit(address, lambda: _cancel(task))
+        reader = asyncio.StreamReader(MAX_LINE_BYTES, loop)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol,
+                plain,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+            )
+        # Strangers: they speak no TLS, have no credential, or gave their place to the next one.
+        except (OSError, asyncio.CancelledError):
+            plain.close()
+            return
+        finally:
+            self._newcomers.leave(place)
+        if self._members[address] >= MAX_PER_ADDRESS:
+            transport.abort()
+            return
+        self._members[address] += 1
+        try:
+            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            await serve_caller(self._keys, reader, writer)
+        finally:
+            self._members[address] -= 1
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
 
 
 def main(listening_descriptor: int) -> None:
@@ -187,7 +251,7 @@ def _read_line() -> bytes:
 
 
 def _limit_connections() -> None:
-    """Limit the memory that callers without the credential can use: 300 KB per connection."""
+    """Limit the memory that callers can use: 300 KB per connection."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -18,7 +18,7 @@ from typing import Any
 
 from agents.children import Children
 from agents.errors import ExpectedError
-from agents.shared.files.bounded_work import KILLED, KILLED_MESSAGE
+from agents.shared.files.bounded_work import KILLS
 
 LOOK_S = 0.5
 """Interval of checks for other work on the GPU, in seconds."""
@@ -101,9 +101,8 @@ class Chat:
         try:
             with self._announce():
                 code, lines = children.run(argv, environ=environ, on_line=hear, stdin=self._input)
-            # The signal of a chat template that ran too long; see shared/files/bounded_work.py.
-            if code == -KILLED:
-                why = KILLED_MESSAGE
+            if -code in KILLS:
+                why = KILLS[-code][0]
             elif code and not self.ended:
                 why = f"the model's program failed: {lines[-1][:400] if lines else code}"
         except ExpectedError as error:

@@ -17,7 +17,8 @@ from agents.errors import ExpectedError
 from agents.node.files import job_folder
 from agents.program import command
 from agents.serve.channel import Call
-from agents.shared.files.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
+from agents.serve.program_watch import ProgramWatch
+from agents.shared.files.bounded_work import KILLS
 from agents.shared.files.python_child import python_variables
 from agents.state import Home, archive_path, write_json
 from agents.supervisor.leases import announce
@@ -34,8 +35,10 @@ def run_program(
     Raises:
         ExpectedError: it failed, with its own line of kind `failed` if it wrote one.
     """
+    watch = ProgramWatch(what, lambda text: call.progress(text, ""))
 
     def relay(line: str) -> None:
+        watch.note_line()
         said = read_said(line)
         if said.get("kind") == "progress":
             call.progress(str(said.get("message", "")), str(said.get("phase", "")))
@@ -43,7 +46,7 @@ def run_program(
     environ = job_environ(call.home, packages, device)
     # Work on a GPU is visible by its lease; the CPU's is announced.
     with announce(call.home, "cpu", f"{what[:1].lower()}{what[1:]}"):
-        code, lines = call.children.run(argv, environ=environ, on_line=relay)
+        code, lines = call.children.run(argv, environ=environ, on_line=relay, on_look=watch.look)
     if code == 0:
         return
     # The program's own message is better than its last line of output.
@@ -93,8 +96,9 @@ def explain_end(what: str, code: int, lines: Sequence[str]) -> dict[str, str]:
     >>> explain_end("Making awq", -9, [])["message"]
     'Making awq was killed from outside, most likely because the PC ran out of memory.'
     """
-    if code == -KILLED:
-        return {"message": f"{what} failed: {KILLED_MESSAGE}.", "hint": KILLED_HINT}
+    if -code in KILLS:
+        reason, hint = KILLS[-code]
+        return {"message": f"{what} failed: {reason}.", "hint": hint}
     if code == -signal.SIGKILL:
         return {
             "message": f"{what} was killed from outside, most likely because the PC ran out of "

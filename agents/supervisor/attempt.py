@@ -159,6 +159,7 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
         may_regroup=may_regroup(intent),
         generation=group.generation if group else 0,
         members=group.nodes if group else (),
+        proof=intent.proof,
     )
 
 

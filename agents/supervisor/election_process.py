@@ -11,9 +11,12 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 
+from agents.contract.election import Closing
 from agents.contract.run import AttemptIntent
 from agents.contract.run_layout import CLOSED_FILE, ELECTION_FILE, EXIT_FILE, KEPT_FILE
+from agents.contract.wire import to_wire
 from agents.shared.files.python_child import python_environ
 from agents.state import agent_command, archive_path, identity_from, read_json, write_json
 from agents.supervisor.attempt import AttemptFolder
@@ -72,15 +75,24 @@ def keep(attempt: AttemptFolder) -> None:
         attempt.file(KEPT_FILE).touch(mode=0o600)
 
 
-def close(attempt: AttemptFolder, reason: str) -> None:
-    """Record that the nodes must never recover the attempt.
+def close(attempt: AttemptFolder, reason: str, closing: Closing | None = None) -> bool:
+    """Record that the nodes must never recover the attempt, with the master's word if it is known.
+
+    Returns:
+        False if that was recorded before.
 
     Raises:
         ExpectedError: this node has no such attempt, or the disk is full.
     """
     attempt.require()
-    if not attempt.file(CLOSED_FILE).exists():
-        write_json(attempt.file(CLOSED_FILE), {"reason": reason, "closed_s": time.time()})
+    known = read_json(attempt.file(CLOSED_FILE))
+    # A part that closed by itself may learn the master's word later, which the others need.
+    is_news = closing is not None and closing.signature != ""
+    is_known = known is not None and (not is_news or bool(known.get("signature")))
+    if not is_known:
+        said = to_wire(replace(closing or Closing(), reason=reason))
+        write_json(attempt.file(CLOSED_FILE), {**said, "closed_s": time.time()})
+    return not is_known
 
 
 def end_election(attempt: AttemptFolder) -> None:

@@ -9,11 +9,23 @@ run's nodes, at least one node has granted both, and it refuses to launch the ol
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from pathlib import Path
 
-from agents.contract.run import Claim
-from agents.contract.run_layout import ATTEMPTS, FENCE, INTENT_FILE, attempt_of_folder
+from agents.contract.election import is_majority
+from agents.contract.mandate import prove
+from agents.contract.run import AttemptIntent, Claim
+from agents.contract.run_layout import (
+    ATTEMPTS,
+    FENCE,
+    HALT,
+    INTENT_FILE,
+    MASTER_KEYS,
+    attempt_of_folder,
+)
+from agents.contract.wire import WireError, from_wire
 from agents.errors import explain_os_error
-from agents.state import Home, locked, write_bytes
+from agents.state import Home, locked, read_json, write_bytes, write_json
 
 CLAIM_TIMEOUT_S = 10.0
 """Maximum wait for a launch of the same run, in seconds."""
@@ -21,8 +33,17 @@ CLAIM_TIMEOUT_S = 10.0
 
 def read_fence(home: Home, run_id: str) -> int:
     """Return the newest attempt number, or 0 before the first attempt."""
+    return _read_number(home, run_id, FENCE)
+
+
+def read_halt(home: Home, run_id: str) -> int:
+    """Return the newest attempt that a stop by the user forbids to start, or 0."""
+    return _read_number(home, run_id, HALT)
+
+
+def _read_number(home: Home, run_id: str, name: str) -> int:
     with contextlib.suppress(OSError, ValueError):
-        return int((home.run(run_id) / FENCE).read_text(encoding="ascii"))
+        return int((home.run(run_id) / name).read_text(encoding="ascii"))
     return 0
 
 
@@ -45,14 +66,53 @@ def raise_fence(home: Home, run_id: str, attempt: int) -> int:
         return max(newest, attempt)
 
 
+def add_master_key(home: Home, run_id: str, key: str) -> None:
+    """Remember the key of a master that launches an attempt of the run here.
+
+    Raises:
+        ExpectedError: the file cannot be written.
+    """
+    keys = _read_master_keys(home, run_id)
+    if key not in keys:
+        write_json(home.run(run_id) / MASTER_KEYS, {"keys": [*keys, key]})
+
+
+def _read_master_keys(home: Home, run_id: str) -> list[str]:
+    keys = (read_json(home.run(run_id) / MASTER_KEYS) or {}).get("keys")
+    return [key for key in keys if isinstance(key, str)] if isinstance(keys, list) else []
+
+
 def find_newest_launched(home: Home, run_id: str) -> int:
-    """Return the newest attempt with an intent on this node, or 0."""
-    folders = (path.parent.name for path in home.run(run_id).glob(f"{ATTEMPTS}/*/{INTENT_FILE}"))
-    return max((attempt_of_folder(name) or 0 for name in folders), default=0)
+    """Return the newest attempt with an intent on this node, or 0.
+
+    An intent that neither a master of the run nor a majority of its nodes has signed was put there
+    by other means, and does not count. Masters of earlier versions signed nothing.
+    """
+    keys = _read_master_keys(home, run_id)
+    found = {
+        attempt_of_folder(path.parent.name) or 0: path
+        for path in home.run(run_id).glob(f"{ATTEMPTS}/*/{INTENT_FILE}")
+    }
+    for number in sorted(found, reverse=True):
+        if not keys or _is_signed(run_id, number, found[number], keys):
+            return number
+    return 0
+
+
+def _is_signed(run_id: str, number: int, path: Path, keys: Sequence[str]) -> bool:
+    try:
+        intent = from_wire(AttemptIntent, read_json(path))
+    except WireError:
+        return False
+    if intent.proof is None or intent.proof.mandate.key not in keys:
+        return False
+    proved = prove(intent.proof, is_majority)
+    return proved is not None and proved.mandate.run_id == run_id and proved.attempt == number
 
 
 def claim_attempt(home: Home, run_id: str, attempt: int, replaces: int) -> Claim:
-    """Grant an attempt number unless it was granted before or an attempt after `replaces` started.
+    """Grant an attempt number unless it was granted before, an attempt after `replaces` started, or
+    the user stopped the attempt `replaces`.
 
     Raises:
         ExpectedError: the fence cannot be written, or the run is being launched.
@@ -64,7 +124,8 @@ def claim_attempt(home: Home, run_id: str, attempt: int, replaces: int) -> Claim
     # A launch checks the fence and then writes its intent; a claim must not come in between.
     with locked(run / "launch.lock", CLAIM_TIMEOUT_S, busy):
         launched, fence = find_newest_launched(home, run_id), read_fence(home, run_id)
-        if launched > replaces or attempt <= fence:
+        is_halted = read_halt(home, run_id) >= max(replaces, 1)
+        if launched > replaces or attempt <= fence or is_halted:
             return Claim(is_granted=False, fence=fence, launched=launched)
         newest = raise_fence(home, run_id, attempt)
         return Claim(is_granted=newest == attempt, fence=newest, launched=launched)

@@ -19,7 +19,7 @@ from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, locked, require_name, write_json
 from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.election_process import start_election
-from agents.supervisor.fence import raise_fence, read_fence
+from agents.supervisor.fence import add_master_key, raise_fence, read_fence, read_halt
 from agents.supervisor.launcher import choose_interface
 from agents.supervisor.leases import lease_devices, release
 from agents.supervisor.ownership import keep_all_owned
@@ -59,6 +59,7 @@ def _launch_locked(attempt: AttemptFolder, intent: AttemptIntent) -> None:
         raise explain_os_error(error, f"making the folder {run}") from error
     with locked(run / "launch.lock", LOCK_TIMEOUT_S, f"Run {intent.run_id} is being launched."):
         _refuse_older(attempt, intent)
+        _refuse_halted(attempt, intent)
         if any(
             attempt.file(name).exists() for name in (run_layout.STARTED_FILE, run_layout.EXIT_FILE)
         ):
@@ -110,9 +111,20 @@ def _refuse_older(attempt: AttemptFolder, intent: AttemptIntent) -> None:
         )
 
 
+def _refuse_halted(attempt: AttemptFolder, intent: AttemptIntent) -> None:
+    if intent.attempt <= read_halt(attempt.home, intent.run_id):
+        raise ExpectedError(
+            f"Run {intent.run_id} was stopped, so node {intent.node} does not start attempt "
+            f"{intent.attempt}.",
+            f"Resume it: rackless runs resume {intent.run_id}",
+        )
+
+
 def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
     # Before the intent: from here on, an older attempt cannot commit checkpoints.
     raise_fence(attempt.home, attempt.run_id, attempt.number)
+    if intent.proof is not None:
+        add_master_key(attempt.home, attempt.run_id, intent.proof.mandate.key)
     is_new = not attempt.folder.exists()
     try:
         attempt.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

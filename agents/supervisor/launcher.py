@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 from agents.contract.run import AttemptIntent, RankPlacement
@@ -17,6 +18,7 @@ from agents.contract.run_layout import rank_log
 from agents.limits import count_cpus
 from agents.rendezvous.interfaces import LOOPBACK_DEVICE, listen_on, name_interface
 from agents.shared.files.python_child import python_variables
+from agents.shared.login_variables import LEFT_OUT, find_odd, program_environ, visible_card
 from agents.state import Identity, archive_path, boot_id, identify
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.ranks import RankProcess
@@ -79,8 +81,7 @@ def rank_environ(
     num_local = sum(r.node == intent.node for r in intent.ranks)
     num_threads = intent.num_threads or choose_num_threads(num_local)
     environ = {
-        # With these, torch would use torchrun's store, which accepts any caller.
-        **{name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name},
+        **program_environ(os.environ),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which our device names follow
         # The supervisor ends a hanging rank with SIGABRT to get its stacks into the log.
         "PYTHONFAULTHANDLER": "1",
@@ -99,10 +100,27 @@ def rank_environ(
         "MASTER_ADDR": intent.master_address,
         "MASTER_PORT": str(intent.master_port),
         "OMP_NUM_THREADS": str(num_threads),
+        # By its UUID, so that lease, sensors and computation are those of one card.
+        "CUDA_VISIBLE_DEVICES": visible_card(placement.device, placement.device_id),
     }
     if len(intent.ranks) > 1:
         environ.update(listen_on(choose_interface(intent)))
-    return environ
+    return {**environ, LEFT_OUT: list_left_out(environ)}
+
+
+def list_left_out(environ: Mapping[str, str]) -> str:
+    """Return the names of the login's variables that a rank does not get, separated by commas.
+
+    Args:
+        environ: environment of the rank.
+    """
+    # Starts of Rackless's own processes override those of Python in any case.
+    own = python_variables()
+    return ", ".join(
+        name
+        for name in find_odd(os.environ)
+        if name not in own and environ.get(name) != os.environ[name]
+    )
 
 
 def choose_interface(intent: AttemptIntent) -> str:

@@ -1,9 +1,9 @@
 """Find unreachable nodes, and distinguish a network outage from ranks that hang.
 
-While ranks wait, the supervisor probes the other nodes of the attempt. If one does not answer, the
-ranks may wait for it, for as long as the user has chosen (`outage_s`). Once all answer again, the
-ranks get as much time again as the outage lasted, because the kernel doubles its retransmission
-timeout with each try.
+While ranks wait or load, the supervisor probes the other nodes of the attempt. If one does not
+answer, the ranks may wait for it, for as long as the user has chosen (`outage_s`). Once all answer
+again, the ranks get as much time again as the outage lasted, because the kernel doubles its
+retransmission timeout with each try.
 
 A living PC answers a TCP connection to any port, by accepting or refusing it; a PC that is off or
 disconnected does neither.
@@ -80,28 +80,40 @@ class OutageWatch:
         self._due_s = 0.0
         self.silent: tuple[str, ...] = ()
         """Nodes that did not answer the last probe."""
+        self.is_known = not intent.addresses
+        """True if a probe has ended since ranks began to wait, or none is possible."""
         self._healed_s: float | None = None
         self._outage_s = 0.0
+        # Time at which all nodes last answered, or at which the wait for them began.
+        self._heard_s: float | None = None
 
-    def look(self, waits_s: float, now_s: float) -> None:
-        """Use the result of the last probe, and probe again while ranks wait.
+    def look(self, waits_s: float, now_s: float, *, is_loading: bool = False) -> None:
+        """Use the result of the last probe, and probe again while ranks wait or load.
 
         Args:
             waits_s: longest current wait of any rank for its peers, in seconds (0 if none).
             now_s: time on the monotonic clock, in seconds.
+            is_loading: True before the first step: a rank may load for long before it waits for a
+                node that is gone.
         """
-        if waits_s < self._asked_after_s or not self._intent.addresses:
-            self.silent, self._healed_s, self._answer = (), None, None
+        is_asked = is_loading or waits_s >= self._asked_after_s
+        if not is_asked or not self._intent.addresses:
+            self.silent, self._healed_s, self._answer, self._heard_s = (), None, None, None
+            self.is_known = not self._intent.addresses
             return
+        if self._heard_s is None:
+            self._heard_s = now_s - waits_s
         # A probe may last for its timeout, and the supervisor must not be blocked by it.
         if self._thread is not None and self._thread.is_alive():
             return
         answer, self._answer = self._answer, None
+        self.is_known = self.is_known or answer is not None
         if answer:
             self.silent, self._healed_s = answer, None
         elif answer is not None and self.silent:
-            # The ranks began to wait with the outage or shortly after, so the wait is its length.
-            self.silent, self._healed_s, self._outage_s = (), now_s, waits_s
+            self.silent, self._healed_s, self._outage_s = (), now_s, now_s - self._heard_s
+        if answer == ():
+            self._heard_s = now_s
         if now_s >= self._due_s:
             self._due_s = now_s + PAUSE_S
             self._thread = threading.Thread(target=self._find, name="outages", daemon=True)
@@ -110,10 +122,19 @@ class OutageWatch:
     def excuses(self, waits_s: float, now_s: float) -> bool:
         """Return whether a rank that has waited for `waits_s` may continue to wait."""
         if self.silent:
-            return waits_s < self._intent.outage_s
+            # A rank may have waited long for a slow node before that one was lost.
+            return min(waits_s, self.measure(now_s)) < self._intent.outage_s
         if self._healed_s is None:
             return False
         return now_s - self._healed_s < max(RECOVERY_S, min(self._outage_s, self._intent.outage_s))
+
+    def forgive(self, now_s: float) -> None:
+        """Count the silence of nodes from now on: another probe has found that they answer."""
+        self._heard_s = now_s
+
+    def measure(self, now_s: float) -> float:
+        """Return the time for which a node has not answered, in seconds; 0 if all do."""
+        return now_s - self._heard_s if self.silent and self._heard_s is not None else 0.0
 
     def _find(self) -> None:
         self._answer = self._ask(self._intent)

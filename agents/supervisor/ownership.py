@@ -25,7 +25,7 @@ from agents.state import Home, boot_id, locked, read_json
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.election_process import keep_election
 from agents.supervisor.leases import lease_devices, release
-from agents.supervisor.stalls import read_process_state
+from agents.supervisor.process_signs import read_process_state
 from agents.supervisor.start import start_supervisor
 from agents.supervisor.sweep import Tag, Tagged, find_processes, read_tagged, sweep
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,23 @@ from agents.supervisor.sweep import send_signal
 
 LOG_TAIL_BYTES = 8192
 LOG_LINE_CHARACTERS = 400
+# Exceptions, messages of the C library, of CUDA and of the kernel.
+_TELLING = re.compile(
+    r"error|exception|exit|fatal|fail|abort|assert|terminate|kill|panic|invalid|corrupt|denied|"
+    r"cannot|can't|could not|unable|no such|not found|out of memory|bad_alloc|fault|overflow|"
+    r"what\(\)|died|refused|unexpected|interrupt",
+    re.IGNORECASE,
+)
+# As libraries print them: Python with file and line, glog, logging, and progress bars.
+_HARMLESS = re.compile(
+    r"""\w*Warning\b
+    |^(\[rank\d+\]:)?\[?[WI]\d{4}\b
+    |^\W*(\d[\d:.,TZ\ -]+\W*)?([\w.]+\W+)?(WARN(ING)?|INFO|DEBUG|NOTICE)\b
+    |\bwarn(ings?)?\b|\bdeprecated\b
+    |\d+%\|""",
+    re.VERBOSE,
+)
+_EXCEPTION = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt)\b")
 
 
 @dataclass
@@ -124,5 +143,23 @@ class RankProcess:
             "exit_code": self.exit_code,
             "step": beat.get("step"),
             "phase": beat.get("phase"),
-            "last_line": (self.read_log_tail() or [""])[-1],
+            "last_line": find_telling_line(self.read_log_tail()),
         }
+
+
+def find_telling_line(lines: Sequence[str]) -> str:
+    """Return the last line of a log that says why its process ended; empty if none does.
+
+    Warnings, notices and progress bars of libraries do not.
+
+    >>> find_telling_line(["ValueError: no good", "/lib/a.py:7: FutureWarning: it may fail",
+    ...     "warnings.warn(", "[W1128 19:00:01.5 socket.cpp:755] [c10d] hostname not found"])
+    'ValueError: no good'
+    >>> find_telling_line(["WARNING:root:failed", "Loading:  40%|####  | 2/5 [00:01, 1.9it/s]"])
+    ''
+    """
+    for line in reversed(lines):
+        is_harmless = _HARMLESS.search(line) is not None
+        if _EXCEPTION.match(line) or (_TELLING.search(line) and not is_harmless):
+            return line
+    return ""

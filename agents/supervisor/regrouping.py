@@ -24,6 +24,7 @@ from agents.supervisor.attempt import (
     read_regroup,
 )
 from agents.supervisor.fence import find_newest_launched, read_fence
+from agents.supervisor.stalls import LOOP_PHASES
 
 PHASE = "regrouping"
 """Phase of a rank that has left its group and waits for a new one."""
@@ -41,6 +42,8 @@ class LocalRanks:
     """True if all ranks are alive and wait at the same step."""
     has_lost_rank: bool = False
     """True if a rank has ended without a record, by a kill or a crash."""
+    has_begun: bool = False
+    """True if a rank has reached the training loop."""
 
 
 def read_local_ranks(attempt: AttemptFolder) -> LocalRanks:
@@ -67,6 +70,7 @@ def read_local_ranks(attempt: AttemptFolder) -> LocalRanks:
         and len(places) == 1
         and beats[0].get("phase") == PHASE
         and not is_asked_to_end,
+        has_begun=any(beat.get("phase") in LOOP_PHASES for beat in beats),
         has_lost_rank=any(
             not is_alive and read_rank_end(attempt, row["rank"]).exit_code is None
             for row, is_alive in zip(rows, alive, strict=True)

@@ -9,18 +9,29 @@ A standstill is reported before any rank is ended: a stopped process within two 
 without a step after ten times its usual silence, but not before ten seconds. The rank is ended then
 only if the cause is certain: it is stopped, or it uses no CPU and has no other node to wait for.
 Others get a minute, because a rank may compile during training and a network may recover.
+
+In all other phases (imports, loading, saving, evaluating) a thread may write the heartbeat, so
+there the kernel is asked: a rank that neither computes, reads, writes nor says that it waits for
+others is reported after ten seconds and ended after a minute.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
 from agents.contract.run import AttemptIntent
+from agents.supervisor.process_signs import (
+    FROZEN,
+    HALTED,
+    Usage,
+    read_process_state,
+    read_usage,
+    shows_work,
+)
 from agents.supervisor.ranks import RankProcess
 
 TRAINING_LIMIT_S = 60.0
@@ -39,7 +50,8 @@ IDLE_S = 2.0
 IDLE_SHARE = 0.1
 """CPU use below which a rank counts as idle, as a share of one core."""
 OTHER_LIMIT_S = 600.0
-"""Limit for loading, warm-up, saving and evaluation, and before the first heartbeat, in seconds."""
+"""Maximum silence of a rank that works in another phase than training, in seconds; it may hold the
+interpreter while it maps a library from a slow disk."""
 STEPS_ALLOWED = 10
 """Maximum silence of a rank, as a multiple of its usual silence or of its forecast step time."""
 ABSENCE_S = 10.0
@@ -51,6 +63,8 @@ LOOP_PHASES = (
     "regrouping", "done",
 )  # fmt: skip
 """Phases of a rank that has reached the training loop."""
+PATIENT_PHASES = ("paused", "cooling", "regrouping", "done")
+"""Phases in which a rank waits without work: for disk space, a cooler GPU, or other nodes."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +76,11 @@ class Stall:
     step: int | None
     age_s: float
     process_state: str
-    """State in /proc/PID/stat: T stopped, D stuck in the kernel, R busy, S waiting."""
+    """State in /proc/PID/stat: T stopped, D stuck in the kernel, R busy, S waiting; or F frozen."""
     maybe_remote: bool
     """True if the cause may be a rank on another node."""
+    usage: Usage | None = None
+    """Its last measurement if it neither computes, reads, writes nor waits for other ranks."""
 
 
 @dataclass
@@ -90,13 +106,19 @@ class _Track:
     """True if it used no CPU over the last measurement."""
     waits_since_s: float | None = None
     """Time since which it waits for other ranks in a phase that may take long, in seconds."""
+    signs: tuple[object, ...] = ()
+    """Step, phase, and number of heartbeats that its work itself has written."""
+    sign_s: float = 0.0
+    """Time of the newest sign that it works, in seconds."""
+    usage: tuple[float, Usage] | None = None
+    """Time and resources of the last measurement outside of training, in seconds."""
 
 
 class StallWatch:
     """Watch over the heartbeats of this node's ranks."""
 
     def __init__(self, ranks: list[RankProcess], intent: AttemptIntent) -> None:
-        self._tracks = [_Track(rank, rank.started_s) for rank in ranks]
+        self._tracks = [_Track(rank, rank.started_s, sign_s=rank.started_s) for rank in ranks]
         self._looked_s = max((rank.started_s for rank in ranks), default=0.0)
         # Time of the last pause of this process; waits before it do not count.
         self._paused_s = 0.0
@@ -145,6 +167,7 @@ class StallWatch:
             if not track.rank.has_ended
             and (
                 track.num_stopped >= STOPPED_CHECKS
+                or _is_quiet(track, now_s)
                 or now_s - track.beat_s > self._named_after_s(track)
                 or (is_cut and self._wait_s(track, now_s) > self._cut_after_s(track))
             )
@@ -158,7 +181,7 @@ class StallWatch:
         return max(waits_s, default=0.0) if self._has_others else 0.0
 
     def _wait_s(self, track: _Track, now_s: float) -> float:
-        if track.phase in ("training", "evaluating"):
+        if track.phase == "training" or (track.phase == "evaluating" and not _waits(track)):
             return now_s - track.beat_s
         if track.waits_since_s is None:
             return 0.0
@@ -170,16 +193,21 @@ class StallWatch:
         return any(track.phase in LOOP_PHASES for track in self._tracks)
 
     def _observe(self, track: _Track, now_s: float) -> None:
-        """Record whether the process is stopped, and whether a silent one uses CPU."""
-        if read_process_state(track.rank.pid) in ("T", "t"):
+        """Record whether the process is halted, and whether a silent one uses CPU."""
+        if read_process_state(track.rank.pid) in HALTED:
             track.num_stopped += 1
             track.stopped_s = now_s if track.num_stopped == 1 else track.stopped_s
         else:
             track.num_stopped = 0
+        if track.phase != "training":
+            track.cpu, track.is_idle = None, False
+            _seek_sign(track, now_s)
+            return
+        track.usage, track.sign_s = None, now_s
         if now_s - track.beat_s <= self._named_after_s(track):
             track.cpu, track.is_idle = None, False
             return
-        used_s = read_cpu_s(track.rank.pid)
+        used_s = read_usage(track.rank.pid).cpu_s
         # The sum falls when one of its processes ends; then the measurement starts again.
         if track.cpu is None or used_s < track.cpu[1]:
             track.cpu = (now_s, used_s)
@@ -195,7 +223,8 @@ class StallWatch:
         if track.num_stopped and now_s - track.stopped_s > min(NAMED_AFTER_S, self._limit_s(track)):
             return True
         if track.phase != "training":
-            return False
+            limit_s = NAMED_AFTER_S if is_stopping else max(NAMED_AFTER_S, self._training_limit_s)
+            return _quiet_s(track, now_s) > limit_s
         if is_stopping:
             named_s = max(NAMED_AFTER_S, STEPS_ALLOWED * _usual_s(track))
             return age_s > (named_s if track.is_idle else 2 * named_s)
@@ -213,6 +242,7 @@ class StallWatch:
         self._paused_s = now_s
         for track in self._tracks:
             track.beat_s = max(track.beat_s, now_s)
+            track.sign_s = max(track.sign_s, now_s)
 
     def dump_stacks(self) -> None:
         """Make every rank dump its Python stacks to its log, which also ends it."""
@@ -238,54 +268,60 @@ class StallWatch:
 
     def _cut_after_s(self, track: _Track) -> float:
         """Return the wait after which a rank certainly waits for the silent node, in seconds."""
+        if track.phase != "training" and _waits(track):
+            return CUT_AFTER_S  # it says so itself
         if len(track.silences_s) < STEPS_KNOWN:
             return max(self._training_limit_s, STEPS_ALLOWED * _usual_s(track))
         return min(self._named_after_s(track), max(CUT_AFTER_S, 2 * max(track.silences_s)))
 
     def _describe(self, track: _Track, now_s: float) -> Stall:
-        state = read_process_state(track.rank.pid)
+        state, quiet_s = read_process_state(track.rank.pid), _quiet_s(track, now_s)
+        is_quiet = _is_quiet(track, now_s)
         return Stall(
             rank=track.rank,
             phase=track.phase,
             step=track.step,
-            age_s=max(now_s - track.beat_s, self._wait_s(track, now_s)),
+            age_s=max(now_s - track.beat_s, self._wait_s(track, now_s), quiet_s),
             process_state=state,
-            # A running or sleeping process may be in a collective; a stopped one is the cause.
-            maybe_remote=self._has_others and state not in ("T", "t", "D"),
+            # A running or sleeping process may be in a collective; a halted one is the cause.
+            maybe_remote=self._has_others and state not in (*HALTED, "D") and not is_quiet,
+            usage=track.usage[1] if is_quiet and track.usage else None,
         )
+
+
+def _waits(track: _Track) -> bool:
+    """Return whether the rank says that it waits for other ranks."""
+    return track.waits_since_s is not None
+
+
+def _quiet_s(track: _Track, now_s: float) -> float:
+    """Return the time without a sign of work outside of training, in seconds."""
+    return 0.0 if track.phase == "training" else now_s - track.sign_s
+
+
+def _is_quiet(track: _Track, now_s: float) -> bool:
+    return _quiet_s(track, now_s) > NAMED_AFTER_S
+
+
+def _seek_sign(track: _Track, now_s: float) -> None:
+    """Update the time of the newest sign that a rank works, outside of training."""
+    is_patient = _waits(track) or track.phase in PATIENT_PHASES
+    # A rank that waits still writes heartbeats, unless it is halted.
+    if is_patient and now_s - track.beat_s <= NAMED_AFTER_S and not track.num_stopped:
+        track.sign_s, track.usage = now_s, None
+        return
+    if track.usage is not None and now_s - track.usage[0] < IDLE_S:
+        return
+    usage, before = read_usage(track.rank.pid), track.usage
+    track.usage = (now_s, usage)
+    if before is not None and shows_work(before[1], usage, now_s - before[0]):
+        track.sign_s = now_s
 
 
 def _usual_s(track: _Track) -> float:
     """Return a rank's usual silence, in seconds; before its first step, its forecast."""
     # The median, because one slow step (a save, a busy disk) must not raise it.
     return statistics.median(track.silences_s) if track.silences_s else track.foreseen_step_s
-
-
-def read_cpu_s(leader: int) -> float:
-    """Return the CPU time of all processes in a rank's session, in seconds.
-
-    The session includes compilers that the rank has started.
-    """
-    ticks = 0
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            with open(f"/proc/{name}/stat", "rb") as file:
-                # The name in parentheses may itself contain spaces and parentheses.
-                fields = file.read().rpartition(b")")[2].split()
-            if int(fields[3]) == leader:  # session, then utime and stime
-                ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def read_process_state(pid: int) -> str:
-    """Return the state letter of a process, or an empty string if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode("ascii")
-    except (OSError, IndexError):
-        return ""
 
 
 def _follow(track: _Track) -> None:
@@ -295,6 +331,9 @@ def _follow(track: _Track) -> None:
     track.waits_since_s = since_s if isinstance(since_s, (int, float)) else None
     if not isinstance(at_s, (int, float)):
         return
+    signs = (step, beat.get("phase"), beat.get("num_signs"))
+    if signs != track.signs:
+        track.signs, track.sign_s = signs, max(track.sign_s, at_s)
     if at_s <= track.beat_s:
         # An old heartbeat must not reset the time granted after a pause or an adoption, but it
         # shows the step and phase of an adopted rank.
@@ -321,5 +360,5 @@ def _follow(track: _Track) -> None:
 
 def _culprit_first(stall: Stall) -> tuple[int, int, float]:
     # At the same step, the rank that fell silent first is the likelier cause.
-    order = {"T": 0, "t": 0, "D": 1}.get(stall.process_state, 2)
+    order = {"T": 0, "t": 0, FROZEN: 0, "D": 1}.get(stall.process_state, 2 + stall.maybe_remote)
     return order, -1 if stall.step is None else stall.step, -stall.age_s

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 
+from agents.contract.election import Closing
 from agents.contract.run import AttemptStatus
 from agents.contract.run_layout import EXIT_FILE, STOP_FILE
 from agents.errors import ExpectedError
@@ -31,7 +32,9 @@ SUPERVISOR_EXTRA_S = SETTLE_S + 10.0
 MAX_GRACE_S = 3600.0
 
 
-def stop(attempt: AttemptFolder, grace_s: float, *, at_loss: bool = False) -> AttemptStatus:
+def stop(
+    attempt: AttemptFolder, grace_s: float, *, at_loss: bool = False, closing: str = ""
+) -> AttemptStatus:
     """Ask the attempt to end, wait until no tagged process is left, and return its status.
 
     Args:
@@ -39,6 +42,7 @@ def stop(attempt: AttemptFolder, grace_s: float, *, at_loss: bool = False) -> At
         grace_s: time for its ranks to end, in seconds.
         at_loss: True if ranks on other nodes were lost. Then the ranks here save their state
             without them, unless the user asks for a stop as well.
+        closing: the master's signature of `closing_bytes`, by which other nodes respect the stop.
 
     Raises:
         ExpectedError: this node has no such attempt, or a process cannot be killed.
@@ -48,7 +52,7 @@ def stop(attempt: AttemptFolder, grace_s: float, *, at_loss: bool = False) -> At
     # a loss: if the master vanishes before it resumes the run, the nodes recover it.
     if not at_loss:
         with contextlib.suppress(ExpectedError):  # a full disk
-            close(attempt, "it was stopped")
+            close(attempt, "it was stopped", Closing(signature=closing))
     grace_s = min(max(0.0, grace_s), MAX_GRACE_S)
     if grace_s > 0:
         # Ranks whose supervisor was killed get another, which lets them save.

@@ -22,13 +22,13 @@ from pathlib import Path
 from agents.contract import run_layout
 from agents.contract.run import AttemptIntent
 from agents.disk_space import HeldSpace
-from agents.errors import ExpectedError
+from agents.errors import ExpectedError, explain_os_error
 from agents.shared.files.secrets import format_trace, hide_secrets
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.clocks import ClockWatch
 from agents.supervisor.confirmation import ConfirmationWatch
-from agents.supervisor.fence import read_fence
+from agents.supervisor.fence import read_fence, read_halt
 from agents.supervisor.full_disk import FullDiskWatch
 from agents.supervisor.journal import AttemptJournal, give_back_all
 from agents.supervisor.launcher import DirectLauncher, Launcher
@@ -43,7 +43,9 @@ from agents.supervisor.sweep import find_processes, sweep
 from agents.supervisor.verdict import (
     AttemptOutcome,
     describe_stall,
+    judge_away,
     judge_end,
+    judge_ended_peer,
     judge_failure,
     judge_outside,
     judge_sleep,
@@ -150,10 +152,8 @@ class Supervisor:
             # A full disk is no reason for a successor to end ranks that already train.
             if self._group.has_predecessor:
                 return None
-            raise ExpectedError(
-                f"The disk is full: the run's supervisor cannot write to {self._attempt.folder}.",
-                "Free some space on this node and try again",
-            ) from error
+            doing = f"the run's supervisor writes to {self._attempt.folder}"
+            raise explain_os_error(error, doing, self._attempt.folder) from error
 
     def _describe_bug(self, bug: Exception) -> AttemptOutcome:
         return AttemptOutcome(
@@ -166,6 +166,9 @@ class Supervisor:
     def _take_ranks(self) -> AttemptOutcome | None:
         """Start the ranks, or adopt those of a dead supervisor; return an outcome on failure."""
         if not self._group.has_predecessor:
+            # Stopped between the check of the launch and here.
+            if self._attempt.number <= read_halt(self._attempt.home, self._attempt.run_id):
+                return AttemptOutcome(state="stopped", message="")
             return self._group.start(self._launcher)
         return self._group.adopt() or self._refuse_replaced()
 
@@ -199,18 +202,34 @@ class Supervisor:
             now_s = time.monotonic()
             stall = stalls.check(now_s)
             waits_s = stalls.measure_wait(now_s)
-            self._outages.look(waits_s, now_s)
+            self._outages.look(waits_s, now_s, is_loading=not stalls.has_begun)
+            if not stalls.has_begun and (gone := self._judge_peers(now_s)) is not None:
+                return gone
             standing = stalls.find_standstill(now_s, is_cut=bool(self._outages.silent))
             stall = self._judge_wait(waits_s, now_s, stall, standing)
             self._name_standstill(standing)
-            if stall is not None and stall.maybe_remote and self._regroups.interrupt():
+            may_continue = stall is not None and stall.maybe_remote and stalls.has_begun
+            if may_continue and self._regroups.interrupt():
                 stalls.restart(now_s)
             elif stall is not None:
                 self._let_save()  # before the stacks are dumped, which ends the ranks
                 self._dump_stacks(stalls)
-                stalled = judge_stall(stall, self._intent)
+                stalled = judge_stall(stall, self._intent, self._find_silent(stall))
                 return self._name_lost(name_share(stalled, self._intent))
         return self._judge_end()
+
+    def _judge_peers(self, now_s: float) -> AttemptOutcome | None:
+        """Return the outcome of ranks that load if ranks of other nodes are certainly gone."""
+        away_s = self._outages.measure(now_s)
+        if away_s >= self._intent.outage_s:
+            # Asked at more ports: no rank waits yet, and a firewall may drop the usual probe.
+            if silent := find_silent_peers(self._intent):
+                return judge_away(self._group.ranks, self._intent, silent, away_s)
+            self._outages.forgive(now_s)
+        ended = read_json(self._attempt.file(run_layout.ENDED_PEER_FILE)) or {}
+        if "node" not in ended:
+            return None
+        return judge_ended_peer(str(ended["node"]), str(ended.get("reason", "")))
 
     def _judge_end(self, *, is_stop: bool = False) -> AttemptOutcome:
         """Judge the end of all ranks; a stop without a request is attributed to the system."""
@@ -248,6 +267,8 @@ class Supervisor:
 
     def _name_standstill(self, found: Stall | None) -> None:
         """Report to the master when a rank stands still, for which nodes, and when it continues."""
+        if found is not None and found.maybe_remote and not self._outages.is_known:
+            return  # the probe in progress tells whether it waits for a node that is away
         rank = found.rank.rank if found else None
         silent = self._outages.silent if found and found.maybe_remote else ()
         is_known = silent == self._standing_for or not silent
@@ -259,7 +280,7 @@ class Supervisor:
         if found is None:
             self._journal.write("moving", message="All ranks on this node continue.")
             return
-        message = describe_stall(found, self._intent, "has stood still", silent)
+        message = describe_stall(found, self._intent, silent, has_ended=False)
         self._journal.write("standing", rank=rank, phase=found.phase, message=message)
 
     def _dump_stacks(self, stalls: StallWatch) -> None:
@@ -283,8 +304,16 @@ class Supervisor:
         # Other nodes wait at least this long, so a shorter sleep cannot be the cause.
         if sleep is not None and sleep.duration_s >= self._intent.outage_s / 2:
             return judge_sleep(sleep, self._intent.node, verdict)
+        if verdict.lost_nodes:
+            return verdict
         silent = self._outages.silent or find_silent_peers(self._regroups.intent)
         return name_lost_nodes(verdict, silent)
+
+    def _find_silent(self, stall: Stall) -> tuple[str, ...]:
+        """Return the nodes that do not answer, if a stalled rank may wait for them."""
+        if not stall.maybe_remote:
+            return ()
+        return self._outages.silent or find_silent_peers(self._regroups.intent)
 
     def _stop(self, stalls: StallWatch) -> AttemptOutcome:
         """Ask each rank to finish its step and save; the sweep ends late ranks."""
@@ -307,10 +336,13 @@ class Supervisor:
                 late = [rank.rank for rank in self._group.ranks if not rank.has_ended]
                 return self._describe_late(late, stalls, grace_s)
             self._group.wait(min(left_s, TICK_S))
-            stall = stalls.check(time.monotonic(), is_stopping=True)
-            self._name_standstill(stalls.find_standstill(time.monotonic()))
+            now_s = time.monotonic()
+            stall = stalls.check(now_s, is_stopping=True)
+            self._outages.look(stalls.measure_wait(now_s), now_s)
+            self._name_standstill(stalls.find_standstill(now_s))
             if stall is not None:
-                return self._stop_hung(stalls, describe_stall(stall, self._intent))
+                silent = self._outages.silent
+                return self._stop_hung(stalls, describe_stall(stall, self._intent, silent))
         return self._judge_end(is_stop=True)
 
     def _stop_hung(self, stalls: StallWatch, message: str) -> AttemptOutcome:

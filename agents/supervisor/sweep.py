@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.supervisor.process_signs import is_frozen
+
 Tagged = Sequence[tuple[int, dict[bytes, bytes]]]
 """Tagged processes, each as pid and environment."""
 SETTLE_S = 10.0
@@ -139,10 +141,10 @@ def _end(tag: Tag, number: int, patience_s: float, without: int | None) -> list[
 def describe_unkillable(pids: list[int], node: str) -> str:
     """Return a message about processes that SIGKILL did not end."""
     names = ", ".join(f"{pid} ({_name(pid)})" for pid in pids[:5])
-    return (
-        f"Process {names} on node {node} cannot be killed: it is stuck in the kernel, most often "
-        "in the GPU driver, and may still hold GPU memory."
-    )
+    why = "it is stuck in the kernel, most often in the GPU driver, and may still hold GPU memory"
+    if pids and all(map(is_frozen, pids)):
+        why = "its control group is frozen, so it ends only once that group is thawed"
+    return f"Process {names} on node {node} cannot be killed: {why}."
 
 
 def _name(pid: int) -> str:

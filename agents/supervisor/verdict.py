@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.contract.run import AttemptIntent, AttemptState, FailureCause
-from agents.shared.files.bounded_work import KILLED_MESSAGE
+from agents.shared.files.bounded_work import KILLS
 from agents.supervisor.attempt import EXIT_USER_ERROR
 from agents.supervisor.clocks import Sleep
-from agents.supervisor.ranks import RankProcess
+from agents.supervisor.process_signs import describe_state
+from agents.supervisor.ranks import RankProcess, find_telling_line
 from agents.supervisor.stalls import Stall
 from agents.supervisor.sweep import describe_unkillable
 
@@ -42,7 +43,7 @@ SIGNAL_CAUSES = {
     signal.SIGSEGV: "a crash inside a library or a driver",
     signal.SIGBUS: "a crash, most often /dev/shm or the disk is full",
     signal.SIGABRT: "aborted by a library",
-    signal.SIGVTALRM: KILLED_MESSAGE,
+    **{signal.Signals(number): reason for number, (reason, _) in KILLS.items()},
 }
 
 KILL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -64,9 +65,43 @@ def name_lost_nodes(outcome: AttemptOutcome, silent: tuple[str, ...]) -> Attempt
     """Return the outcome with the names of the nodes that do not answer."""
     if not silent:
         return outcome
-    verb = "does" if len(silent) == 1 else "do"
-    message = f"{outcome.message} Node {' and '.join(silent)} {verb} not answer."
-    return replace(outcome, message=message, lost_nodes=silent)
+    return replace(
+        outcome, message=f"{outcome.message} {describe_silence(silent)}.", lost_nodes=silent
+    )
+
+
+def describe_silence(silent: tuple[str, ...]) -> str:
+    """Return a clause about nodes that do not answer.
+
+    >>> describe_silence(("b", "c"))
+    'Node b and c do not answer'
+    """
+    return f"Node {' and '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
+
+
+def judge_away(
+    ranks: list[RankProcess], intent: AttemptIntent, silent: tuple[str, ...], away_s: float
+) -> AttemptOutcome:
+    """Return the outcome of ranks that load while other nodes have not answered for too long."""
+    places = [f"rank {rank.rank} in phase {_read_phase(rank)}" for rank in ranks]
+    return AttemptOutcome(
+        state="failed",
+        message=f"Node {' and '.join(silent)} {'has' if len(silent) == 1 else 'have'} not answered "
+        f"for {away_s:.0f} s while the ranks on node {intent.node} load ({', '.join(places)}).",
+        peer_lost=True,
+        lost_nodes=silent,
+        cause="peer_lost",
+    )
+
+
+def judge_ended_peer(node: str, reason: str) -> AttemptOutcome:
+    """Return the outcome of ranks that load while the part of another node has ended."""
+    return AttemptOutcome(
+        state="failed",
+        message=f"The part of node {node} has ended: {reason}",
+        peer_lost=True,
+        cause="peer_lost",
+    )
 
 
 def name_stuck(outcome: AttemptOutcome, pids: list[int], node: str) -> AttemptOutcome:
@@ -162,43 +197,40 @@ def _classify_exit(rank: RankProcess) -> FailureCause:
 
 
 def describe_stall(
-    stall: Stall, intent: AttemptIntent, verb: str = "stood still", silent: tuple[str, ...] = ()
+    stall: Stall, intent: AttemptIntent, silent: tuple[str, ...] = (), *, has_ended: bool = True
 ) -> str:
     """Return a sentence about a rank that stands still, with time, place and cause.
 
     Args:
         stall: rank that stands still.
         intent: intent of the attempt.
-        verb: "stood still" for an ended rank, "has stood still" for one that may continue.
-        silent: other nodes that do not answer, for which it still waits.
+        silent: other nodes that do not answer, for which it waits.
+        has_ended: False for a rank that may still continue.
     """
     place = "" if stall.step is None else f" after step {stall.step}"
-    cause = {
-        "T": " The process was stopped (SIGSTOP).",
-        "t": " The process is held by a debugger.",
-        "D": " The process is stuck in the kernel: the disk or the GPU driver does not answer.",
-    }.get(stall.process_state, "")
-    if silent:
-        verb_of_nodes = "does" if len(silent) == 1 else "do"
-        cause = (
-            f" Node {' and '.join(silent)} {verb_of_nodes} not answer; this run waits up to "
-            f"{intent.outage_s:.0f} s for that to end."
-        )
+    cause = describe_state(stall.process_state, stall.usage)
+    if silent and stall.maybe_remote:
+        patience = f"; this run waits up to {intent.outage_s:.0f} s for that to end"
+        cause = f" {describe_silence(silent)}{'' if has_ended else patience}."
     elif stall.maybe_remote:
         cause = " It may be waiting for a rank on another node: check that one too."
+    verb = "stood still" if has_ended else "has stood still"
     return (
         f"Rank {stall.rank.rank} on node {intent.node} ({stall.rank.device}) {verb} for "
         f"{stall.age_s:.0f} s in phase {stall.phase}{place}.{cause}"
     )
 
 
-def judge_stall(stall: Stall, intent: AttemptIntent) -> AttemptOutcome:
-    """Return the outcome of a rank that hangs."""
+def judge_stall(
+    stall: Stall, intent: AttemptIntent, silent: tuple[str, ...] = ()
+) -> AttemptOutcome:
+    """Return the outcome of a rank that hangs, given the other nodes that do not answer."""
     return AttemptOutcome(
         state="failed",
-        message=describe_stall(stall, intent),
+        message=describe_stall(stall, intent, silent),
         hint=f"Resume from the newest checkpoint: rackless runs resume {intent.run_id}",
         peer_lost=stall.maybe_remote,
+        lost_nodes=silent if stall.maybe_remote else (),
         cause="stalled",
     )
 
@@ -241,11 +273,12 @@ def _describe_exit(rank: RankProcess, intent: AttemptIntent) -> str:
         return f"{where} failed in phase {phase}: {recorded}"
     if rank.exit_code is not None and -rank.exit_code in KILL_SIGNALS:
         return f"{where} {explain_exit(rank)}."  # its log has no line about it
-    last = (rank.read_log_tail() or ["nothing"])[-1]
+    last = find_telling_line(rank.read_log_tail())
+    said = f"Its last line: {last}" if last else "Its log does not say why."
     if rank.exit_code is None:
         how = f"was ended in phase {phase} and left no record of it; its exit code is not known, "
-        return f"{where} {how}since its supervisor was replaced. Its last line: {last}"
-    return f"{where} {explain_exit(rank)}. Its last line: {last}"
+        return f"{where} {how}since its supervisor was replaced. {said}"
+    return f"{where} {explain_exit(rank)}. {said}"
 
 
 def explain_exit(rank: RankProcess) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agents.limits import read_group_limits
 from agents.shared.files.python_child import python_environ
-from agents.state import Home, agent_command, archive_path, identity_from, read_json
+from agents.state import Home, agent_command, archive_path, identity_from, read_json, take_lock
 
 LEASE_S = 900.0
 """Time for which a recorder runs after the last renewal, in seconds."""
@@ -58,6 +58,18 @@ def read_renewal(home: Home) -> float:
         return lease.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def is_recording(home: Home) -> bool:
+    """Return whether a recorder of any PC holds the home."""
+    try:
+        lock = os.open(home.telemetry / "recorder.lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not take_lock(lock, 0.0)
+    finally:
+        os.close(lock)
 
 
 def _start(home: Home) -> None:

@@ -50,6 +50,8 @@ def record(home: Home) -> int:
     # Held until this process ends; the kernel frees the lock even after a kill.
     if not take_lock(lock, LOCK_TIMEOUT_S):
         return 0
+    # Removed: until it is written, the lock would seem to be that of the recorder in the old file.
+    (home.telemetry / "recorder.json").unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gpus = open_gpus(lambda: load_nvml(home.path / "agents"))
     _introduce(home, gpus)

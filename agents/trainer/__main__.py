@@ -22,6 +22,7 @@ from agents.errors import Diverged, ExpectedError
 from agents.limits import count_cpus
 from agents.program import imports_that_stay
 from agents.shared.files.secrets import format_trace, hide_secrets
+from agents.shared.login_variables import LEFT_OUT
 from agents.trainer.model_reading import start_reading
 from agents.trainer.model_view import open_parts
 from agents.trainer.rank.attempt import RankAttempt, read_attempt, redirect_output
@@ -111,6 +112,8 @@ def _log_identity(attempt: RankAttempt) -> None:
     names = ("torch", "transformers", "peft")
     versions = ", ".join(f"{name} {_find_version(name)}" for name in names)
     _log(f"Python {platform.python_version()}, {versions}; Linux {platform.release()}")
+    if left_out := os.environ.get(LEFT_OUT):
+        _log(f"left out of the login's variables: {left_out}")
 
 
 def _find_version(package: str) -> str:

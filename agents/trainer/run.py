@@ -91,13 +91,13 @@ def run_rank(
     ranks = Ranks.from_environment()
     # Before the group: this failure needs no other rank.
     refuse_unsupported(spec, ranks.world_size)
-    device = choose_device(attempt.placement.device)
+    device = choose_device(attempt.device)
     # Before any allocation there: under WSL2 the limit is the memory that is free now.
     limit_memory(device, spec.memory_gib)
     _fix_numerics(attempt, ranks, device)
     if spec.compile == "auto" and compiling.find_obstacle(device) is None:
         compiling.start_workers()
-    group = Group(ranks, attempt.rank_names)
+    group = Group(ranks, attempt.rank_names, heartbeat.waiting)
     backend = choose_backend(device, attempt.intent.parallel)
     group.join(backend, device, attempt.intent.credential)
     context = RankContext(
@@ -349,6 +349,8 @@ def _make_saver(context: RankContext, state: TrainingState, strategy: Strategy) 
         attempt=attempt.intent.attempt,
         fence=attempt.run_folder / FENCE,
         failpoints=failpoints_from_environment(),
+        node=attempt.intent.node,
+        node_seed=attempt.intent.node_seed,
     )
     return Saver(
         context,

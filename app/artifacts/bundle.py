@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.contract.formats import EXPORTS
+from agents.contract.formats import EXPORTS, is_known_type
 from agents.contract.requests.exports import PROOF_FILE, Origin
 from agents.contract.wire import from_wire
 from agents.shared.files.folder_files import ForeignFile, list_own
@@ -61,8 +61,7 @@ def read_artifact(folder: Path) -> Artifact:
         method, proofs = about["method"], about["proofs"]
         if method in EXPORTS and method != "merged":
             names = [str(proof["name"]).removeprefix(f"{method} ") for proof in proofs]
-            row = EXPORTS[method]
-            types = [name for name in names if row.joins_types or name in row.types]
+            types = [name for name in names if is_known_type(method, name)]
             return Artifact(folder=folder, method=method, types=tuple(types))
         reason = f"its {PROOF_FILE} is of a format that is not known"
     except FileNotFoundError:
@@ -83,8 +82,15 @@ def _recognise(folder: Path) -> Artifact:
     """
     files = sorted(folder.glob("*-*.gguf"))
     if files:
-        types = tuple(path.stem.rpartition("-")[2] for path in files)
-        return Artifact(folder=folder, method="gguf", types=types)
+        types = {path.stem.rpartition("-")[2]: path for path in files}
+        odd = next((path for kind, path in types.items() if not is_known_type("gguf", kind)), None)
+        if odd is not None:
+            raise UserError(
+                f"{folder} is no artifact: the name of {odd.name!a} does not end with a type of "
+                "GGUF",
+                "Rename the file, such as NAME-Q8_0.gguf, or move it away.",
+            )
+        return Artifact(folder=folder, method="gguf", types=tuple(types))
     config = read_object(folder, "config.json")
     found = (config.get("quantization_config") or {}).get("quant_method")
     known = (row.name for row in EXPORTS.values() if row.quant_method == found and found)

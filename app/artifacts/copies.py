@@ -22,6 +22,7 @@ from app.presentation.result_text import say_bytes, say_transfers
 from app.progress import OnMessage
 from app.runs.nodes.node_pool import NodeAgent
 from app.runs.services import Services
+from app.shell_words import command_here
 from app.storage.artifacts import content_sha256
 from app.text import show_bytes, show_list
 
@@ -83,7 +84,8 @@ async def push_artifact(
     if source.kind != "folder":
         raise UserError(
             f"{artifact.label} has no whole copy on this PC",
-            f"Copy it here: rackless artifacts copy {artifact.label} --to ./FOLDER",
+            "Copy it here: "
+            + command_here("rackless", "artifacts", "copy", artifact.label, "--to", "./FOLDER"),
         )
     tell(f"pushing {artifact.label} to {hub_id}: {show_bytes(artifact.size_bytes)}")
     address = await asyncio.to_thread(
@@ -164,5 +166,5 @@ def _mark_damaged(
     services.artifacts.save_copy(artifact, replace(source, state="damaged"))
     return UserError(
         f"the copy on {source.place} differs from the hashes of {artifact.label}",
-        f"Verify its copies: rackless artifacts check {artifact.label}",
+        "Verify its copies: " + command_here("rackless", "artifacts", "check", artifact.label),
     )

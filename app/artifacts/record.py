@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.messages import WireError, from_wire
-from agents.contract.requests.exports import PROOF_FILE, Origin
+from agents.contract.requests.exports import PROOF_FILE, Origin, card_code, card_licence, card_text
 from agents.contract.run import FileEntry
 from agents.shared.files.folder_files import ForeignFile, read_regular, walk_own
 from app.artifact import ArtifactCopy, ArtifactSnapshot
@@ -24,6 +24,7 @@ from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused, safe_name
 from app.paths import is_same_folder, whole_path
 from app.runs.services import Services
+from app.shell_words import command_here
 from app.text import show_list
 
 CARD_FILE = "README.md"
@@ -47,7 +48,8 @@ def folder_here(artifact: ArtifactSnapshot) -> Path:
     if folder is None:
         raise UserError(
             f"{artifact.label} has no whole copy on this PC",
-            f"Copy it here: rackless artifacts copy {artifact.label} --to ./FOLDER",
+            "Copy it here: "
+            + command_here("rackless", "artifacts", "copy", artifact.label, "--to", "./FOLDER"),
         )
     return Path(folder)
 
@@ -133,15 +135,15 @@ def _describe_merged(origin: Origin) -> str:
     'base_model: org/base'
     """
     base = f"base_model: {origin.base}\n" if _HUB_ID.fullmatch(origin.base) else ""
-    licence = f"license: {origin.licence}\n" if origin.licence else ""
+    licence = card_licence(origin.licence)
     return (
         f"---\n{base}{licence}tags: [rackless, merged]\n---\n"
-        f"# {origin.run_name}, merged\n\n"
+        f"# {card_text(origin.run_name)}, merged\n\n"
         f"Step {origin.step} of run `{origin.run_id}`, merged into its base model. Values are "
         "rounded only to the base's own precision.\n\n"
-        f"- Base: `{origin.base}`, sha256 `{origin.base_sha256 or '-'}`\n"
-        f"- Trained on: `{origin.data}`, sha256 `{origin.data_sha256 or '-'}`\n"
-        f"- Licence of the base: {origin.licence or 'not known'}\n"
+        f"- Base: {card_code(origin.base)}, sha256 {card_code(origin.base_sha256 or '-')}\n"
+        f"- Trained on: {card_code(origin.data)}, sha256 {card_code(origin.data_sha256 or '-')}\n"
+        f"- Licence of the base: {card_text(origin.licence or 'not known')}\n"
     )
 
 

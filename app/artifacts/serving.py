@@ -7,13 +7,13 @@ The programs are not run here. The configuration is compared with the fields tha
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agents.contract.formats import EXPORTS
 from app.artifact import ArtifactSnapshot
+from app.shell_words import posix_command
 
 NOT_TRIED = "Not tested here."
 # Group sizes of vLLM's fast kernels (marlin_utils.py); others run slowly or not.
@@ -69,7 +69,7 @@ def serve_commands(artifact: ArtifactSnapshot, folder: ServedFolder) -> tuple[Se
 
 
 def _vllm(artifact: ArtifactSnapshot, folder: ServedFolder) -> ServeCommand:
-    command = f"vllm serve {shlex.quote(folder.path)} --served-model-name {artifact.name}"
+    command = posix_command("vllm", "serve", folder.path, "--served-model-name", artifact.name)
     problems = check_vllm_config(artifact.format, folder.config)
     checked = "The configuration has every field that vLLM reads, with valid values."
     return ServeCommand(
@@ -79,13 +79,16 @@ def _vllm(artifact: ArtifactSnapshot, folder: ServedFolder) -> ServeCommand:
 
 def _tgi(artifact: ArtifactSnapshot, folder: ServedFolder) -> ServeCommand:
     method = EXPORTS[artifact.format].quant_method
-    quantize = f" --quantize {method}" if method else ""
+    quantize = ("--quantize", method) if method else ()
+    image = "ghcr.io/huggingface/text-generation-inference:latest"
     return ServeCommand(
         runtime="tgi",
         title="Text Generation Inference",
-        command="docker run --rm --gpus all --shm-size 1g -p 127.0.0.1:8080:80 "
-        f"--mount {shlex.quote(_mount(folder.path))} "
-        f"ghcr.io/huggingface/text-generation-inference:latest --model-id /model{quantize}",
+        command=posix_command(
+            *("docker", "run", "--rm", "--gpus", "all", "--shm-size", "1g"),
+            *("-p", "127.0.0.1:8080:80", "--mount", _mount(folder.path)),
+            *(image, "--model-id", "/model", *quantize),
+        ),
         notes=(NOT_TRIED,),
     )
 
@@ -106,19 +109,21 @@ def _mount(path: str) -> str:
 def _llama_cpp(
     artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: str
 ) -> ServeCommand:
-    path = shlex.quote(f"{folder.path}/{file}")
+    path = f"{folder.path}/{file}"
     ran = [name for name in artifact.runtimes if name.startswith("llama.cpp")]
     proved = (f"This file was loaded and generated text in {ran[0]}.",) if ran else ()
     return ServeCommand(
         runtime="llama.cpp",
         title=f"llama.cpp, {kind}",
-        command=f"llama-server -m {path} --jinja --host 127.0.0.1 --port 8080",
+        command=posix_command(
+            *("llama-server", "-m", path, "--jinja", "--host", "127.0.0.1", "--port", 8080)
+        ),
         notes=(*proved, "llama-server itself: not tested here."),
     )
 
 
 def _ollama(artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: str) -> ServeCommand:
-    name, tag = artifact.name.lower(), kind.lower()
+    model = f"{artifact.name}:{kind}".lower()
     modelfile = f"Modelfile-{kind}"
     template = folder.templates.get(kind, "")
     why = folder.template_problems.get(kind, "")
@@ -133,8 +138,8 @@ def _ollama(artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: s
     return ServeCommand(
         runtime="ollama",
         title=f"Ollama, {kind}",
-        command=f"ollama create {name}:{tag} -f {shlex.quote(f'{folder.path}/{modelfile}')} "
-        f"&& ollama run {name}:{tag}",
+        command=posix_command("ollama", "create", model, "-f", f"{folder.path}/{modelfile}")
+        + f" && {posix_command('ollama', 'run', model)}",
         notes=(note, NOT_TRIED),
         modelfile=f"FROM ./{file}\n{template}{stop if stop not in template else ''}",
         modelfile_name=modelfile,

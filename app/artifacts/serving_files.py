@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agents.contract.formats import is_known_type
+from agents.shared.files.full_disk import name_disk_error
 from agents.shared.models.gguf_file import read_metadata
 from app.artifact import ArtifactSnapshot
 from app.artifacts.chat_template import express
@@ -41,7 +43,8 @@ def write_modelfile(artifact: ArtifactSnapshot, command: ServeCommand) -> Path |
         replace_text(path, command.modelfile)  # it never writes through a link
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written: {error.strerror}", "Copy the artifact to another folder."
+            f"{path} cannot be written: {name_disk_error(error)}",
+            "Copy the artifact to another folder.",
         ) from error
     return path
 
@@ -50,8 +53,10 @@ def _read_folder(artifact: ArtifactSnapshot, folder: Path) -> ServedFolder:
     config: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         config = read_object(folder, "config.json")
-    names = sorted(path.name for path in folder.glob("*.gguf"))
-    files = [(kind, name) for kind in artifact.types for name in names if f"-{kind}." in name]
+    # A name of several lines would add lines to a Modelfile.
+    names = sorted(path.name for path in folder.glob("*.gguf") if path.name.isprintable())
+    types = [kind for kind in artifact.types if is_known_type(artifact.format, kind)]
+    files = [(kind, name) for kind in types for name in names if f"-{kind}." in name]
     templates, problems, stops = {}, {}, {}
     # Cached, since the files of a model share one template and each translation starts a process.
     translate = functools.cache(_translate_template)

@@ -19,6 +19,8 @@ from agents.contract.node import NodeFacts
 from agents.contract.requests import chats
 from agents.contract.requests.node import ReadFacts
 from agents.contract.run_layout import checkpoint_path
+from agents.shared.files.folder_files import read_regular
+from agents.shared.files.full_disk import name_disk_error
 from app import conversation
 from app.artifacts.bundle import bundle_artifact, read_artifact, read_origin
 from app.artifacts.exports.export import bring_packages, find_whole
@@ -172,7 +174,7 @@ def read_prompt_file(path: Path) -> tuple[str, ...]:
         UserError: the file cannot be read.
     """
     try:
-        return conversation.read_prompts(path.read_text(encoding="utf-8"))
+        return conversation.read_prompts(read_regular(path).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}", "Name a file of plain text.") from error
 
@@ -189,7 +191,7 @@ def write_comparison(
         path.write_text(conversation.to_markdown(project, found), encoding="utf-8")
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written: {error.strerror}", "Name another file."
+            f"{path} cannot be written: {name_disk_error(error)}", "Name another file."
         ) from error
 
 
@@ -202,7 +204,7 @@ async def _load_run(
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     nodes = services.pool.names() if subject.node is None else (subject.node,)
     copy = (await find_whole(services, run.run_id, nodes, subject.checkpoint))[0]
-    model = await send(services, copy.node, inputs.model)
+    model = await send(services, copy.node, inputs.model, is_model=True)
     checkpoint = checkpoint_path(run.run_id, copy.info.step)
     what = "base" if subject.of_base else f"step {copy.info.step}"
     tell(f"loading {what} on {copy.node}")

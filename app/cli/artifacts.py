@@ -23,6 +23,7 @@ from app.core import artifacts
 from app.core.action import CoreApi
 from app.errors import UsageError
 from app.presentation.result_text import describe_copy, describe_lineage, describe_verdict
+from app.shell_words import command_here
 from app.text import show_bytes, show_list, show_moment
 
 
@@ -73,7 +74,8 @@ def _without_run(handler: command.CoreHandler) -> command.Handler:
         if hasattr(args, "run"):
             raise UsageError(
                 "--run chooses the artifacts of a list, and this is no list",
-                f"Leave it out, or use: rackless artifacts list --run {args.run}",
+                "Leave it out, or use: "
+                + command_here("rackless", "artifacts", "list", "--run", args.run),
             )
         return run(args, out)
 

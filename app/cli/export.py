@@ -15,6 +15,8 @@ from app.core.action import CoreApi
 from app.core.artifacts import ExportModel, PlanExport
 from app.errors import UsageError
 from app.presentation.result_text import describe_verdict
+from app.program import started_s
+from app.shell_words import command_here
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +65,10 @@ async def _export(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     measured = {"verdicts": made.verdicts} if made.verdicts else {}
     out.document({"path": str(made.path), "artifact": made.artifact, **measured})
     out.text(str(made.path))
-    out.note(f"saved as {made.artifact}; see: rackless artifacts show {made.artifact}")
+    out.note(
+        f"saved as {made.artifact}; see: "
+        + command_here("rackless", "artifacts", "show", made.artifact)
+    )
     for verdict in made.verdicts:
         out.text(describe_verdict(verdict))
     return 0
@@ -85,6 +90,7 @@ def _read_request(args: argparse.Namespace) -> ExportRequest:
         node=args.node,
         calibration=args.calibration,
         engine=args.engine,
+        asked_s=started_s(),
     )
 
 

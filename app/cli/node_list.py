@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from agents.shared.files.folder_files import read_regular
 from app.cli.kit.output import Output, ask_password, can_ask, confirm
 from app.cli.node_login import KEY_IS_ADDED, key_file
 from app.core.action import CoreApi
@@ -136,10 +137,7 @@ def _read_list(source: str) -> str:
     try:
         if source == "-":
             return sys.stdin.read(MAX_LIST_BYTES)
-        path = Path(source)
-        if path.stat().st_size > MAX_LIST_BYTES:
-            raise UsageError(f"{source} is too large for a list of PCs", "Give a text file")
-        return path.read_text(encoding="utf-8")
+        return read_regular(Path(source), limit=MAX_LIST_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise UsageError(f"the list {source} cannot be read: {said}", "Give a text file") from error

@@ -9,6 +9,7 @@ from app.cli.kit.command import add_command, add_verbs, with_core
 from app.cli.kit.output import Output
 from app.core.action import CoreApi
 from app.core.library import DeleteRecipe, FindRecipe, ListRecipes, ReadRunFile, SaveRecipe
+from app.shell_words import command_here
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,9 @@ async def _save(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     spec = await core.do(ReadRunFile(path=args.run_file))
     recipe = await core.do(SaveRecipe(title=args.title, spec=spec))
     out.document(recipe)
-    out.text(f"{recipe.name} is kept; see: rackless recipes show {recipe.name}")
+    out.text(
+        f"{recipe.name} is kept; see: {command_here('rackless', 'recipes', 'show', recipe.name)}"
+    )
     return 0
 
 

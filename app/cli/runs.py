@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 from agents.contract.data import DataPreview
 from agents.contract.parallel import PARALLEL
 from app.cli.kit.command import Commands, add_command, add_verbs, names_of, with_core
-from app.cli.kit.output import Output, plain
+from app.cli.kit.output import Output, confirm, plain
 from app.cli.kit.watching import Watching
 from app.cli.logs import follow_logs, print_logs
 from app.core.action import CoreApi, sentences
 from app.core.library import WriteRunFile
 from app.core.nodes import ListNodes
 from app.core.runs import (
+    AdoptRun,
     AwaitCertificate,
     CompareForecast,
     EraseRun,
+    FindRuns,
+    IgnoreRun,
     ListInterruptions,
     ReadDataPreview,
     ReadRunEvents,
@@ -34,12 +37,14 @@ from app.core.runs import (
     TakeOverRun,
     TraceRun,
 )
-from app.errors import UsageError
-from app.events import NodeSnapshot, RunEvent, RunSnapshot
+from app.errors import UsageError, UserError
+from app.events import FoundRun, NodeSnapshot, RunEvent, RunSnapshot
 from app.interruption import Interruption
+from app.presentation.found_text import ask_to_adopt
 from app.presentation.interruption_text import summarize_story, tell_story
 from app.presentation.result_text import describe_certificate, describe_saved, describe_trace
 from app.presentation.start_text import describe_start
+from app.program import started_s
 from app.telemetry.state import current_run, describe_rank
 from app.telemetry.step_parts import show_rank_memory, split_step
 from app.text import (
@@ -91,12 +96,23 @@ def declare(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="stop a run of another master, or a forgotten one, by its whole id on this node",
     )
-    _with_id(
+    add_command(verbs, "found", "list runs on the nodes that are not yours", with_core(_found))
+    adopt = _with_id(verbs, "adopt", "watch a run that is on a node and not yours", _adopt)
+    take_over = _with_id(
         verbs,
         "take-over",
         "resume another master's run from here after losses; that one only watches it then",
         _take_over,
     )
+    for parser_of_found in (adopt, take_over):
+        parser_of_found.add_argument(
+            "--node", metavar="NAME", help="adopt it as this node describes it (default: any node)"
+        )
+        parser_of_found.add_argument(
+            "--yes", action="store_true", help="agree to the files that it names without a question"
+        )
+    ignore = _with_id(verbs, "ignore", "hide a run that is on a node and not yours", _ignore)
+    ignore.add_argument("--node", metavar="NAME", help="default: every node that lists it")
     resume = _with_id(verbs, "resume", "resume a run from a checkpoint", _resume)
     resume.add_argument(
         "--checkpoint", type=int, metavar="STEP", help="default: the newest complete checkpoint"
@@ -134,7 +150,8 @@ def _with_id(
 
 
 async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    found = await core.do(RefreshRuns())  # asks the nodes, whose state decides what is shown
+    # Asks the nodes, whose state decides what is shown.
+    found = await core.do(RefreshRuns(), sentences(out.note))
     now_s, nodes = time.time(), await _asked_nodes(core)
     runs = [current_run(run, nodes, now_s) for run in found]
     out.document(runs)
@@ -370,7 +387,84 @@ async def _stop(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
+async def _found(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    found = await core.do(FindRuns())
+    now_s = time.time()
+    out.document(found)
+    out.table(
+        ["ID", "ATTEMPT", "NODE", "NAME", "STATE", "STARTED", "FROM", "NAMES"],
+        [
+            [
+                run.run_id,
+                str(run.attempt),
+                run.node,
+                run.name,
+                run.state,
+                show_moment(run.started_s, now_s) if run.started_s else "",
+                f"{run.master.user} on {run.master.host}" if run.master else "",
+                ", ".join(run.files),
+            ]
+            for run in found
+        ],
+        "No node that answers has a run that is not yours.",
+    )
+    if found:
+        out.text("Stop one: rackless runs stop ID --node NODE. Watch it: rackless runs adopt ID.")
+        out.text("Resume it from here after losses: rackless runs take-over ID.")
+    return 0
+
+
+async def _choose_found(core: CoreApi, args: argparse.Namespace) -> FoundRun | None:
+    """Return the newest found attempt of a run, or None if no node lists it."""
+    found = [
+        run
+        for run in await core.do(FindRuns())
+        if run.run_id == args.run and args.node in (None, run.node)
+    ]
+    return max(found, key=lambda run: run.attempt, default=None)
+
+
+async def _agree(core: CoreApi, args: argparse.Namespace, out: Output) -> RunSnapshot | None:
+    """Adopt a found run if the user agrees to the files that it names; None: no node lists it."""
+    chosen = await _choose_found(core, args)
+    if chosen is None:
+        return None
+    question = ask_to_adopt(chosen)
+    if not args.yes and (out.as_json or not confirm(question)):
+        raise UserError(
+            f"{question} This was not agreed to, and nothing was read",
+            f"Agree to it: rackless runs adopt {chosen.run_id} --node {chosen.node} --yes",
+        )
+    return await core.do(AdoptRun(run_id=chosen.run_id, node=chosen.node, files=chosen.files))
+
+
+async def _adopt(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    run = await _agree(core, args, out)
+    if run is None:
+        raise UserError(
+            f"no node that answers has a run {args.run} that is not yours already",
+            "List such runs with their whole ids: rackless runs found",
+        )
+    out.document(run)
+    out.text(
+        f"{run.run_id} is watched here; to resume it from here after a loss: "
+        f"rackless runs take-over {run.run_id}"
+    )
+    return 0
+
+
+async def _ignore(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    found = [run for run in await core.do(FindRuns()) if run.run_id == args.run]
+    nodes = [args.node] if args.node else [run.node for run in found]
+    for node in nodes:
+        await core.do(IgnoreRun(run_id=args.run, node=node))
+    out.document({"ignored": args.run, "nodes": nodes})
+    out.text(f"{args.run} is no longer listed" if nodes else f"no node lists a run {args.run}")
+    return 0
+
+
 async def _take_over(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    await _agree(core, args, out)
     run = await core.do(TakeOverRun(run_id=args.run))
     out.document(run)
     out.text(f"{run.run_id} is this master's now: it resumes the run after a loss")
@@ -385,6 +479,7 @@ async def _resume(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
         verify_steps=args.verify,
         learning_rate=args.learning_rate,
         parallel=args.parallel,
+        asked_s=started_s(),
     )
     if args.verify is not None and args.learning_rate is not None:
         raise UsageError(

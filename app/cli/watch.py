@@ -15,8 +15,8 @@ from app.core.nodes import ConnectNodes, ListNodes
 from app.core.runs import ListRuns
 from app.core.watch_service.service import ServiceReport
 from app.core.watch_service.system import this_command, user_service
-from app.errors import UserError
-from app.events import ACTIVE_STATES, NodeSnapshot
+from app.errors import StoreLost, UserError
+from app.events import ACTIVE_STATES, Event, NodeSnapshot, StoreFailed
 from app.paths import default_home
 from app.text import count_of
 
@@ -38,16 +38,31 @@ def _run(args: argparse.Namespace, out: Output) -> int:
         return _uninstall(out)
     if args.status:
         return _show_status(out)
+    # Opening it would create an empty one, and a service would do so again and again.
+    if not (home := default_home()).is_dir():
+        raise UserError(
+            f"the home {home} is not there",
+            "If you moved it, set RACKLESS_HOME to its new place, or install the service again: "
+            "rackless watch --install",
+            where=str(home),
+        )
     return with_core(_watch)(args, out)
 
 
 async def _watch(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     nodes = await _require_nodes(core)
     ended = asyncio.Event()
+    lost: list[StoreFailed] = []
+
+    def take(event: Event) -> None:
+        if isinstance(event, StoreFailed):
+            lost.append(event)
+            ended.set()
+
     # Windows event loops have no signal handlers.
     if sys.platform != "win32":
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    with core.events.listening(while_read(ChangeLines(out).take)):
+    with core.events.listening(while_read(ChangeLines(out).take)), core.events.listening(take):
         await core.do(ConnectNodes())
         active = [run for run in await core.do(ListRuns()) if run.state in ACTIVE_STATES]
         out.note(
@@ -55,6 +70,9 @@ async def _watch(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
             "runs keep training when this ends"
         )
         await ended.wait()
+    if lost:
+        # With an exit code other than 0, its service starts it again.
+        raise StoreLost(lost[0].message, lost[0].hint)
     return 0
 
 

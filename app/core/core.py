@@ -26,6 +26,7 @@ from app.nodes.fleet import Fleet
 from app.nodes.node import node_from_json
 from app.paths import Paths, private_folder
 from app.runs.lifecycle.background_tasks import BackgroundTasks
+from app.runs.mandates import MasterKey
 from app.runs.nodes.fleet_pool import FleetPool
 from app.runs.run_repository import RunRepository
 from app.runs.services import Services
@@ -135,5 +136,6 @@ def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> 
         configs=ConfigLibrary(paths.configs),
         artifacts=ArtifactStore(database),
         recoveries=recoveries,
+        key=MasterKey(paths.master_key),
     )
     return Core(services, fleet, node_store, database, hub)

@@ -170,9 +170,13 @@ class SetAddress(Action["NodeSnapshot"]):
     name: str
     address: NodeAddress
     accept_host_key: str | None = None
+    is_found: bool = False
+    """True if a search found the address, and no user chose it."""
 
     async def perform(self, core: CoreState, report: Report) -> NodeSnapshot:
-        await core.fleet.move(self.name, self.address, self.accept_host_key)
+        await core.fleet.move(
+            self.name, self.address, self.accept_host_key, requires_card=self.is_found
+        )
         core.save_node(self.name)
         if core.background.is_on:
             await core.fleet.connect((self.name,))
@@ -199,7 +203,8 @@ class FindNode(Action["NodeSnapshot"]):
         refused = ""
         for place in places:
             try:
-                return await SetAddress(name=self.name, address=place).perform(core, report)
+                found = SetAddress(name=self.name, address=place, is_found=True)
+                return await found.perform(core, report)
             except UserError as error:  # a cloned disk has the same host key
                 refused = f" {error.message}"
         raise UserError(

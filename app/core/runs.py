@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents.contract.messages import Progress
 from app.core.action import Action, Report, action, as_progress
 from app.errors import UserError
 from app.events import ACTIVE_STATES
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         Certificate,
         CheckpointSnapshot,
         EvaluationRecord,
+        FoundRun,
         RunEvent,
         RunSnapshot,
         SaveResult,
@@ -144,7 +146,8 @@ class StopRun(Action["RunSnapshot"]):
 class StopRunOnNode(Action["RunSnapshot | AttemptStatus"]):
     """Stop a run that may be another master's, through `node`, which trains part of it.
 
-    An active run of this master is stopped everywhere, as by `StopRun`.
+    An active run of this master is stopped everywhere, as by `StopRun`, unless the node lists
+    an attempt of it that is not this master's: then only that one is stopped.
 
     Raises:
         UserError: the node cannot be reached, or has nothing of that run to stop.
@@ -154,12 +157,59 @@ class StopRunOnNode(Action["RunSnapshot | AttemptStatus"]):
     node: str
 
     async def perform(self, core: CoreState, report: Report) -> RunSnapshot | AttemptStatus:
-        from app.runs.foreign import stop_on_node
+        from app.runs.foreign import has_foreign_attempt, stop_on_node
 
         known = core.services.runs.store.get(self.run_id)
-        if known is not None and known.state in ACTIVE_STATES:
+        is_active = known is not None and known.state in ACTIVE_STATES
+        if is_active and not await has_foreign_attempt(core.services, self.run_id, self.node):
             return await StopRun(run_id=self.run_id).perform(core, report)
-        return await stop_on_node(core.services, self.run_id, self.node)
+        return await stop_on_node(core.services, self.run_id, self.node, only_foreign=is_active)
+
+
+@action("runs.found")
+class FindRuns(Action["tuple[FoundRun, ...]"]):
+    """Ask all nodes for runs that are not known to be this home's; nothing is done about them."""
+
+    async def perform(self, core: CoreState, report: Report) -> tuple[FoundRun, ...]:
+        from app.runs.lifecycle.adoption import find_runs
+
+        return await find_runs(core.services)
+
+
+@action("runs.adopt")
+class AdoptRun(Action["RunSnapshot"]):
+    """Watch a run that a node lists, and let a resume read the files that it names.
+
+    Raises:
+        UserError: the node does not list it, or it names other files than `files`.
+    """
+
+    run_id: str
+    """Whole id of the run."""
+    node: str
+    """Node whose description of the run counts."""
+    files: tuple[str, ...]
+    """Files that the user has agreed to, as `FoundRun.files` lists them."""
+
+    async def perform(self, core: CoreState, report: Report) -> RunSnapshot:
+        from app.runs.lifecycle.adoption import adopt_run
+
+        await adopt_run(core.services, self.run_id, self.node, self.files)
+        core.watch(self.run_id)
+        return core.services.runs.full_snapshot(self.run_id)
+
+
+@action("runs.ignore")
+class IgnoreRun(Action[None]):
+    """Show a found run of a node no more."""
+
+    run_id: str
+    node: str
+
+    async def perform(self, core: CoreState, report: Report) -> None:
+        from app.runs.lifecycle.adoption import ignore_run
+
+        ignore_run(core.services, self.run_id, self.node)
 
 
 @action("runs.take_over")
@@ -235,23 +285,28 @@ class ResumeRun(Action["RunSnapshot"]):
     """Learning rate from now on; None: as before."""
     parallel: Parallel | None = None
     """Parallelism from now on; None: as before."""
+    asked_s: float | None = None
+    """Time at which the user asked for it, in seconds since the epoch; a later stop ends it.
+    None: now."""
 
     async def perform(self, core: CoreState, report: Report) -> RunSnapshot:
+        from app.runs.lifecycle.launch_order import take_order
         from app.runs.lifecycle.reconcile import refresh_run
-        from app.runs.lifecycle.resume import Changes, resume_run
+        from app.runs.lifecycle.resume import Changes, Choices, resume_run
 
         run_id = core.full_id(self.run_id)
-        # The stored state may be outdated, and a run that still trains must not be resumed.
-        await refresh_run(core.services, run_id)
-        await resume_run(
-            core.services,
-            run_id,
-            self.checkpoint,
-            self.nodes,
-            self.verify_steps,
-            as_progress(report),
-            changes=Changes(learning_rate=self.learning_rate, parallel=self.parallel),
-        )
+        order = take_order(core.services, run_id, self.asked_s)
+        with core.services.resuming(run_id):
+            core.services.runs.publish_starters()  # so that it can be stopped from here on
+            # The stored state may be outdated, and a run that still trains must not be resumed.
+            await refresh_run(core.services, run_id)
+            choices = Choices(
+                checkpoint=self.checkpoint,
+                nodes=self.nodes,
+                verify_steps=self.verify_steps,
+                changes=Changes(learning_rate=self.learning_rate, parallel=self.parallel),
+            )
+            await resume_run(core.services, run_id, choices, as_progress(report), order=order)
         core.watch(run_id)
         return core.services.runs.full_snapshot(run_id)
 
@@ -313,6 +368,10 @@ class RefreshRuns(Action["tuple[RunSnapshot, ...]"]):
             silent = await search_nodes(core.services, core.fleet.names())
             # A silent node may remember more runs: search again next time.
             core.services.runs.store.set_search_nodes(bool(silent))
+            if found := core.services.runs.found():
+                nodes = show_list(sorted({run.node for run in found}))
+                text = f"found runs on {nodes} that are not yours; see: rackless runs found"
+                report(Progress(message=text))
         active = core.services.runs.store.in_states(ACTIVE_STATES)
         await asyncio.gather(*(reconcile_run(core.services, run) for run in active))
         return core.services.runs.snapshots()
@@ -340,14 +399,23 @@ class RefreshRun(Action["RunSnapshot"]):
 
 @action("runs.watch")
 class WatchRun(Action["RunSnapshot"]):
-    """Follow a run until its attempt ends, publishing its events; return the ended run."""
+    """Follow a run until its attempt ends, publishing its events; return the ended run.
+
+    Raises:
+        StoreLost: the database was lost meanwhile; the run keeps training.
+    """
 
     run_id: str
 
     async def perform(self, core: CoreState, report: Report) -> RunSnapshot:
         run_id = core.full_id(self.run_id)
-        # Shielded: a cancelled caller must not end the watch that others share.
-        await asyncio.shield(core.background.watch(run_id))
+        try:
+            # Shielded: a cancelled caller must not end the watch that others share.
+            await asyncio.shield(core.background.watch(run_id))
+        except BaseException:
+            if core.background.failure is not None:
+                raise core.background.failure from None
+            raise
         return core.services.runs.full_snapshot(run_id)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agents.shared.files.full_disk import name_disk_error, removing_half
 from app.doctor.cluster import collect_cluster
 from app.doctor.part import ReportPart, list_parts
 from app.doctor.run_files import collect_run_files, newest_runs
@@ -27,8 +28,14 @@ from app.progress import OnMessage
 
 _README = """Report of Rackless, made {made}.
 
-Passwords, tokens and private keys were taken out, by their form; {names}. Rows of training data and
-weights are not in it, but logs hold what programs printed: read them before you send this file.
+Taken out: private keys, tokens of known services by their form, the password in an address, and
+every value whose name ends in a word such as password, secret, credential, token or key, in
+settings, JSON, code, headers and command lines; {names}. Hashes of files and ids of runs stay.
+Rows of training data and weights are not in it.
+
+No rule finds a secret that looks like any other text: a password in a sentence or under a name that
+does not say so, one that a program split, encoded or abbreviated, or a row of data in what your own
+code printed. Read the logs before you send this file, and replace every secret that you see there.
 
 {contents}
 """
@@ -81,13 +88,15 @@ def save_report(parts: Sequence[ReportPart], path: Path) -> int:
             archive.writestr(part.name, part.text)
     data = buffer.getvalue()
     try:
-        with open_private(path, "x") as file:
+        # Opened first: a file that exists is not ours to remove.
+        file = open_private(path, "x")
+        with removing_half(path), file:
             file.write(data)
     except FileExistsError as error:
         raise UserError(f"{path} is there already", "Name another file with --out.") from error
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written: {error.strerror}", "Name another file with --out."
+            f"{path} cannot be written: {name_disk_error(error)}", "Name another file with --out."
         ) from error
     return len(data)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from agents.shared.files.secrets import HIDDEN, hide_secrets
+from agents.shared.files.secrets import HIDDEN, hide_secrets, means_secret
 
 PERSON = "USER"
 _HOMES = re.compile(
@@ -19,6 +19,8 @@ _HOMES = re.compile(
 # Logins that identify no user.
 _COMMON = frozenset(("root", "ubuntu", "debian", "user", "admin", "public", "default", "all users"))
 _MIN_NAME = 3
+# Longer texts are sentences, not names of settings.
+_MAX_NAME = 64
 # The end of a private key whose beginning was cut off: its lines of base64 have no other sign.
 _END_OF_KEY = re.compile(r"\A(?:(?!-----BEGIN).)*?-----END [A-Z ]{0,40}PRIVATE KEY-----", re.DOTALL)
 _LONG_TOKEN = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/_-]{40,}={0,2}(?![A-Za-z0-9+/=_-])")
@@ -58,22 +60,39 @@ def scrub_json(value: Any, people: Iterable[str]) -> Any:
     if isinstance(value, str):
         return scrub(value, people)
     if isinstance(value, list):
-        return [scrub_json(item, people) for item in value]
+        # A name and its value, such as `--token` and what follows it in an argv.
+        names = ["", *(item if isinstance(item, str) else "" for item in value)]
+        return [_scrub_named(name, item, people) for name, item in zip(names, value, strict=False)]
     if isinstance(value, dict):
         return {
-            scrub(key, people): HIDDEN if _hides(key, item) else scrub_json(item, people)
+            scrub(key, people): _scrub_named(_name_of(key, value), item, people)
             for key, item in value.items()
         }
     return value
 
 
-def _hides(key: str, value: object) -> bool:
-    """Return whether a key says that its value is a secret."""
-    if isinstance(value, (dict, list)) or value is None:
-        return False
-    pair = f"{key}: {value}"
+def _name_of(key: str, fields: dict[str, Any]) -> str:
+    """Return the name of a value: its key, or in a pair of `name` and `value` the name."""
+    name = fields.get("name", fields.get("key"))
+    return name if key.lower() == "value" and isinstance(name, str) else key
+
+
+def _scrub_named(name: str, value: Any, people: Iterable[str]) -> Any:
+    """Scrub a value; where its name means a secret, no text or number in it stays."""
+    if isinstance(value, (dict, list)):
+        items = value.values() if isinstance(value, dict) else value
+        is_secret = means_secret(name, "x") and len(name) <= _MAX_NAME
+        cleaned = [_scrub_named(name, item, people) for item in items] if is_secret else None
+        if cleaned is None:
+            return scrub_json(value, people)
+        keys = [scrub(key, people) for key in value] if isinstance(value, dict) else None
+        return cleaned if keys is None else dict(zip(keys, cleaned, strict=True))
+    if isinstance(value, bool) or value is None or len(name) > _MAX_NAME:
+        return value if not isinstance(value, str) else scrub(value, people)
     # Not if the value alone is recognised as well: then only the secret in it is replaced.
-    return hide_secrets(pair, {}) != pair and hide_secrets(str(value), {}) == str(value)
+    if means_secret(name, str(value)) and hide_secrets(str(value), {}) == str(value):
+        return HIDDEN
+    return scrub_json(value, people)
 
 
 def _is_person(name: str) -> bool:

@@ -7,7 +7,6 @@ they share its work; everything else is a job of its own.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +14,7 @@ from typing import Literal
 from agents.contract.formats import ENGINES, EXPORTS, Engine
 from app.artifacts.estimates.plan import ExportPlan, PlacePlan
 from app.artifacts.exports.request import ExportRequest
+from app.shell_words import command_here
 from app.text import file_name, show_bytes, show_duration, show_list
 
 Step = Literal["what", "formats", "calibration", "where", "summary"]
@@ -246,7 +246,7 @@ def describe_commands(run_id: str, answers: ExportAnswers) -> tuple[str, ...]:
             words += ["--node", asked.node]
         if asked.calibration is not None:
             words += ["--calibration", asked.calibration]
-        commands.append(shlex.join([*words, "--out", job.folder]))
+        commands.append(command_here(*words, "--out", job.folder))
     return tuple(commands)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +10,7 @@ from typing import Literal
 from app.errors import UsageError
 from app.flows.add_node import suggest_name
 from app.nodes.node import check_node_name, parse_ssh_target
+from app.shell_words import command_here
 from app.text import capitalize, count_of
 
 LIST_FORM = "NAME USER@HOST[:PORT], or only a host; one PC a line, or commas between them"
@@ -82,10 +82,9 @@ def how_to_add_alone(outcome: NodeOutcome) -> str:
     >>> how_to_add_alone(NodeOutcome(line=line, state="failed", message="", account="anna@pc:22"))
     'Add big alone, which asks for the password: rackless nodes add big --ssh anna@pc'
     """
-    name, target = outcome.line.name, shlex.quote(outcome.line.target)
-    return (
-        f"Add {name} alone, which asks for the password: rackless nodes add {name} --ssh {target}"
-    )
+    name, target = outcome.line.name, outcome.line.target
+    command = command_here("rackless", "nodes", "add", name, "--ssh", target)
+    return f"Add {name} alone, which asks for the password: {command}"
 
 
 def summarise_outcomes(outcomes: Sequence[NodeOutcome]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from agents.contract.repair import (
 )
 from app.provisioning.check_row import CheckRow
 from app.provisioning.repairs import Repair, ask_administrator, show_command
+from app.shell_words import posix_command
 from app.telemetry.state import Status, Tone
 from app.text import count_of, show_moment
 
@@ -249,7 +249,7 @@ def _describe_step(step: RepairStep, shown: StepPreview | None) -> tuple[str, ..
         lines = (f"change {edit.path}", *swapped, *(f"+{line}" for line in edit.add))
     right = " (as administrator)" if step.as_root else ""
     sudo = ("sudo",) if step.as_root else ()
-    then = (f"    {shlex.join((*sudo, *edit.activate))}",) if edit.activate else ()
+    then = (f"    {posix_command(*sudo, *edit.activate)}",) if edit.activate else ()
     return (f"{step.says}{right}:", *(f"    {line}" for line in lines), *then)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.cards import GIB, find_card, list_cards
+from agents.shared.files.folder_files import read_regular
 from app.errors import UsageError
 from app.planning.hardware.cluster import (
     ASSUMED,
@@ -55,11 +56,7 @@ def read_cluster_file(path: Path) -> Cluster:
         UsageError: the file is missing, is not YAML, or holds a value that is not allowed.
     """
     try:
-        with path.open("rb") as file:  # bounded, since a device has no end
-            raw = file.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise UsageError(f"{path} is too large: it has at most {MAX_FILE_BYTES} bytes")
-        text = raw.decode("utf-8")
+        text = read_regular(path, limit=MAX_FILE_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not a text file in UTF-8: {error}") from error
     except OSError as error:

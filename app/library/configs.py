@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.contract.hub import read_token
+from agents.contract.hub import HubFile, HubSnapshot, is_copied, read_token
+from agents.contract.wire import from_wire, to_wire
+from agents.shared.files.full_disk import removing_half
 from agents.shared.models.config import MOST_BYTES, find_config, parse_config
 from app.errors import UserError
 from app.paths import private_folder
@@ -96,20 +98,49 @@ class ConfigLibrary:
             raise
         with contextlib.suppress(OSError):  # without the cache the next plan fetches it, too
             private_folder(self._folder)
-            self._kept(model).write_bytes(data)
+            with removing_half(self._kept(model)) as kept:
+                kept.write_bytes(data)
         return LocatedConfig(config=parse_config(data, model), source="from the hub")
+
+    def list_files(self, model: str) -> HubSnapshot | None:
+        """Return the newest revision of a hub id, with the hashes that the hub gives its files.
+
+        Only files that nodes copy are listed. Takes seconds: do not call it on the event loop.
+
+        Returns:
+            The snapshot; None if the hub cannot be asked, or gives no usable answer.
+        """
+        if self._is_offline():
+            return None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            told = json.loads(self._get(f"api/models/{model}?blobs=true"))
+            files = []
+            for one in told["siblings"]:
+                if is_copied(one["rfilename"]):
+                    blob = (one.get("lfs") or {}).get("sha256") or one["blobId"]
+                    files.append(HubFile(path=one["rfilename"], blob=blob, size_bytes=one["size"]))
+            # Decoded once more, since an address of `HF_ENDPOINT` may answer anything.
+            wire = to_wire(HubSnapshot(revision=told["sha"], files=tuple(files)))
+            return from_wire(HubSnapshot, wire, "the hub's answer")
+        return None
+
+    def _is_offline(self) -> bool:
+        return self._environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no")
+
+    def _get(self, path: str) -> bytes:
+        endpoint = self._environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        token = read_token(self._environ) or _read_keyring()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return self._fetch(f"{endpoint}/{path}", headers)
 
     def _ask_hub(self, model: str) -> bytes:
         from urllib.error import HTTPError  # on use: most commands never fetch
 
         hint = "Give the path of a folder with its config.json, or try again with a network."
-        if self._environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no"):
+        if self._is_offline():
             raise UserError(f"the config of {model} is not here, and HF_HUB_OFFLINE is set", hint)
-        endpoint = self._environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        token = read_token(self._environ) or _read_keyring()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            data = self._fetch(f"{endpoint}/{model}/resolve/main/config.json", headers)
+            data = self._get(f"{model}/resolve/main/config.json")
             # Validated before it is stored, so that the cache never holds an unusable config.
             parse_config(data, model)
         except HTTPError as error:

@@ -36,7 +36,7 @@ from agents.shared.files.folder_files import ForeignFile, open_regular, require_
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
 from app.library.data_judge import RowJudge
-from app.library.private_places import HINT, explain_private
+from app.library.private_places import HINT, explain_name, explain_private
 from app.storage.hashes import HashStore
 from app.text import shorten
 
@@ -181,6 +181,9 @@ def _list_folder(folder: Path) -> tuple[Path, ...]:
             f"{found.packed} is compressed and would be left out",
             "Unpack it, or take it out of the folder.",
         )
+    for path in found.data:
+        if private := explain_name(path):
+            raise UserError(f"{path} {private}, so {folder} is not sent", HINT)
     if not found.data:
         raise UserError(
             f"{folder} holds no data file", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet."

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.contract.spec import RunSpec
-from agents.shared.files.folder_files import ForeignFile
+from agents.shared.files.folder_files import ForeignFile, name_kind
 from agents.shared.models.used_files import list_used, list_weights
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
@@ -21,6 +21,7 @@ from app.text import shorten
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _NO_FOLDER = "There is no such folder on this PC, and no model of the hub is called so."
+_NO_KIND = "This is a pipe, socket or device: name the folder with config.json and the weights."
 _A_FILE = "This is a file: name the folder with config.json and the weights."
 
 
@@ -46,6 +47,11 @@ def find_model(
     if missing == _A_FILE:
         raise UserError(
             f"the model {name} is a file", "Name the folder with config.json and the weights."
+        )
+    if missing == _NO_KIND:
+        raise UserError(
+            f"the model {shorten(name)} is {name_kind(path)}, not a folder",
+            "Name the folder with config.json and the weights.",
         )
     if missing:
         raise UserError(
@@ -75,6 +81,8 @@ def explain_missing_model(name: str) -> str:
     try:
         if path.is_file():
             return _A_FILE
+        if path.exists() and not path.is_dir():
+            return _NO_KIND
         # An absolute POSIX path may be a folder on the nodes, even if this PC runs Windows.
         if path.is_dir() or name.startswith("/"):
             return ""

@@ -1,13 +1,15 @@
 """Recognize private files that are never sent as data: keys, tokens, profiles, system files.
 
 A run file may come from a stranger, and the files that it names are copied to other PCs. Refused
-are folders of the kernel and of system settings, hidden files and folders, folders of programs on
-Windows and macOS, and the home of Rackless. Hidden caches of data tools are allowed.
+are folders of the kernel, of system settings and of services, hidden files and folders, folders of
+programs on Windows and macOS, files named after the secrets in them, and the home of Rackless.
+Hidden caches of data tools are allowed.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 
@@ -15,10 +17,32 @@ from agents.contract.hub import hub_cache
 from agents.shared.files.folder_files import is_network_path
 from app.paths import default_home
 
-HINT = "Copy the files for training to a folder of yours that is not hidden, and name that."
-_SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/boot", "/run", "/private/etc", "/System")
-_SYSTEM_DISKS = ("/run/media", "/dev/shm")
-"""System folders that hold users' files: removable disks and shared memory."""
+HINT = (
+    "Copy the files for training to a folder of yours that is not hidden, under names that say "
+    "what is in them, and name that."
+)
+_SYSTEM = (
+    *("/proc", "/sys", "/dev", "/etc", "/boot", "/run", "/var", "/lost+found", "/System"),
+    *("/private/etc", "/private/var", "/Library"),
+)
+_SYSTEM_DISKS = (
+    *("/run/media", "/dev/shm", "/var/home", "/var/roothome", "/var/mnt", "/var/tmp", "/var/data"),
+    *("/var/folders", "/private/var/folders", "/private/var/tmp", "/var/lib/rackless"),
+)
+"""System folders that hold users' files: disks, shared memory, homes of Fedora's desktops, and
+temporary files."""
+_WINDOWS = ("windows", "programdata", "system volume information", "$recycle.bin")
+_SECRET_NAME = re.compile(
+    r"(?:^|-)(?:secrets?|credentials?|passwords?|passwd|passphrases?|logins|cookies|keychain|keyring"
+    r"|keystore|kubeconfig|htpasswd|netrc|wallet|(?:api|access|private|auth)-?keys?|service-account"
+    r"|(?:access|api|auth|hf|hub)-?tokens?|id-(?:rsa|ed25519|ecdsa)|recovery-codes|seed-phrase)"
+    r"(?:-|$)|^token$"
+)
+"""Names of files in which programs and people keep secrets, with `-` between words."""
+_SECRET_KINDS = (".json", ".txt", ".text", ".csv", ".tsv", ".md")
+"""Kinds of files that hold settings and lists, too; rows of `.jsonl` and `.parquet` are data."""
+_MOST_WORDS = 4
+"""Words of a name above which it is a title, such as `what-my-passwords-say-of-me`."""
 _PROGRAMS = ("AppData", "Application Data", "Library")
 """Folders of programs in a home on Windows and macOS, whose names do not begin with a dot."""
 _CACHES = ((".git", "annex", "objects"), (".dvc", "cache"))
@@ -66,7 +90,29 @@ def _explain_place(path: PurePath) -> str:
             return f"is hidden ({hidden}): programs keep keys, tokens and profiles there"
     if _is_of_programs(path):
         return "is in a folder where programs keep their settings, keys and profiles"
-    return ""
+    if len(parts) > 1 and path.drive and parts[1].lower() in _WINDOWS:
+        return "is a file of the operating system"
+    return explain_name(path)
+
+
+def explain_name(path: PurePath) -> str:
+    """Return why the name of a file says that it is private; empty: it does not."""
+    is_secret = _is_named_secret(path)
+    return f"is named like a file of passwords or keys ({path.name})" if is_secret else ""
+
+
+def _is_named_secret(path: PurePath) -> bool:
+    """Return whether the name of a file says that it holds secrets.
+
+    >>> [_is_named_secret(PurePath(name)) for name in (
+    ...     "secrets.json", "client_secret_5.json", "hf-token.txt", "tokens.json", "secrets.jsonl")]
+    [True, True, True, False, False]
+    """
+    if path.suffix.lower() not in _SECRET_KINDS:
+        return False
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", path.stem)
+    words = re.findall(r"[a-z]+[0-9]*|[0-9]+", name.lower())
+    return len(words) <= _MOST_WORDS and bool(_SECRET_NAME.search("-".join(words)))
 
 
 def _is_below(path: PurePath, folders: tuple[str, ...]) -> bool:

@@ -14,6 +14,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from agents.contract.spec import RunSpec
+from agents.shared.files.full_disk import advise_room, name_disk_error
 from app.errors import UsageError, UserError
 from app.library.bundles import safe_name
 from app.paths import replace_text
@@ -79,8 +80,8 @@ def save_recipe(own: Path, title: str, spec: RunSpec) -> Recipe:
         replace_text(path, text)
     except OSError as error:
         raise UserError(
-            f"the recipe {path} cannot be written: {error.strerror}",
-            "Check the free space on the disk and the owner of the folder.",
+            f"the recipe {path} cannot be written: {name_disk_error(error)}",
+            f"{advise_room(error)}, or check the owner of the folder.",
         ) from error
     return replace(_read(path), is_own=True)
 

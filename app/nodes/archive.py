@@ -65,7 +65,7 @@ def _pynvml_source() -> bytes:
     if spec is None or spec.origin is None:
         raise UserError(
             "The package nvidia-ml-py is not installed here; nodes need it to read their GPUs",
-            "Install it: python -m pip install nvidia-ml-py",
+            "Install it: python -I -m pip install nvidia-ml-py",
         )
     return _with_unix_newlines(Path(spec.origin).read_bytes())
 

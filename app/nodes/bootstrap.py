@@ -21,6 +21,7 @@ from agents.contract import messages
 from app.errors import NodeNotReady
 from app.nodes.transport.connection import Connection
 from app.nodes.transport.process import Process
+from app.shell_words import posix_command
 
 if TYPE_CHECKING:
     from app.nodes.archive import AgentArchive
@@ -266,12 +267,13 @@ def explain_failure(step: str, detail: str, where: str) -> NodeNotReady:
         problem, hint = _UNSAFE_FOLDERS[step]
         return NodeNotReady(
             f"The agent's folder {detail} on {where} {problem}, so nothing in it is run",
-            hint.format(folder=detail),
+            hint.format(folder=posix_command(detail)),
         )
     if "No space left" in detail or "quota" in detail.lower():
         return NodeNotReady(
             f"The disk on {where} is full: the agent could not be stored in {AGENT_FOLDER}",
-            "Free some space there; this shows what is full: df -h ~",
+            "Free some space there, or delete small files if only inodes are used up; these show "
+            "it: df -h ~; df -i ~",
         )
     if "Read-only" in detail or "Permission denied" in detail:
         return NodeNotReady(

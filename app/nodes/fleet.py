@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from agents.contract.node import NodeFacts
 from agents.contract.requests.node import ReadFacts
-from app.errors import HostKeyUnknown, UserError
+from app.errors import HostKeyUnknown, RacklessError, UserError
 from app.events import EventHub, NodeChanged, NodeRemoved, NodeSnapshot
 from app.nodes.client import NodeClient
 from app.nodes.link import Link, open_link
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MAX_CONNECTS = 8
 """Maximum number of connections opened at the same time; beyond it sshd drops some
 (MaxStartups)."""
+ANSWER_S = 10.0
+"""Time in which a node has to answer to be compared with another PC, in seconds."""
 
 
 class Fleet:
@@ -83,6 +85,13 @@ class Fleet:
                 where=name,
             ) from None
 
+    def host_keys(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the fingerprint of the confirmed host key of each node that has one."""
+        from app.nodes.identity import fingerprint_at
+
+        found = {name: fingerprint_at(self.node(name), self._home) for name in names}
+        return {name: key for name, key in found.items() if key}
+
     def add(self, node: Node) -> None:
         """Register a stored node. Does not connect."""
         self._nodes[node.name] = node
@@ -113,17 +122,35 @@ class Fleet:
             await self.connect((node.name,))
 
     async def move(
-        self, name: str, address: NodeAddress, accept_host_key: str | None = None
+        self,
+        name: str,
+        address: NodeAddress,
+        accept_host_key: str | None = None,
+        *,
+        requires_card: bool = False,
     ) -> NodeSnapshot:
         """Use another address for a node from now on, if the same PC answers there.
 
         The host key that was confirmed for the old address is accepted without asking.
 
+        Args:
+            name: name of the node.
+            address: new address.
+            accept_host_key: fingerprint that the user has confirmed for it.
+            requires_card: refuse a PC without the network card by which the node was reached, since
+                no user has chosen the address.
+
         Raises:
             HostKeyUnknown: the host shows another key; ask, and call again with its fingerprint.
             UserError: it cannot be reached there, or is another PC.
         """
-        from app.nodes.identity import fingerprint_at, require_same
+        from app.nodes.identity import (
+            fingerprint_at,
+            refuse_clone,
+            require_card,
+            require_same,
+            tell_apart,
+        )
 
         old = self.node(name)
         node = replace(old, address=address)
@@ -133,6 +160,11 @@ class Fleet:
         try:
             node, facts = await self._get_to_know(node, accept_host_key, known)
             require_same(replace(node, identity=old.identity), node.identity)
+            if requires_card:
+                require_card(old, node, facts)
+            known_facts = await self._ask_now(name)
+            if known_facts is not None and (unlike := tell_apart(known_facts, facts)):
+                raise refuse_clone(node, old, unlike)
         except HostKeyUnknown as error:
             error.reword(f"{error.message} {name} had another at {old.address}.", error.hint)
             raise
@@ -157,7 +189,7 @@ class Fleet:
             UserError: why it cannot be added.
         """
         # Imported on use, here and below: lists need no identity.
-        from app.nodes.identity import find_twin, refuse_twin
+        from app.nodes.identity import find_twins, refuse_clone, refuse_twin, tell_apart
 
         if node.name in self._nodes:
             raise UserError(
@@ -170,9 +202,13 @@ class Fleet:
         # No watch yet: it would publish a node that may still be rejected as a twin.
         try:
             node, facts = await self._get_to_know(node, accept_host_key)
-            twin = find_twin(node, self._nodes.values(), self._home)
-            if twin is not None:
-                raise refuse_twin(node, twin)
+            for twin in find_twins(node, self._nodes.values(), self._home):
+                known = await self._ask_now(twin.name)
+                if known is not None and (unlike := tell_apart(known, facts)):
+                    raise refuse_clone(node, twin, unlike)
+                # Another folder of the agent on one PC is that of another user.
+                if twin.identity == node.identity:
+                    raise refuse_twin(node, twin)
         except BaseException:
             if not keep_key:
                 self._forget_host(node.address)
@@ -181,6 +217,22 @@ class Fleet:
         self._last[node.name] = _snapshot(node, "online", facts)
         self._events.publish(NodeChanged(self._last[node.name]))
         return self._last[node.name], facts
+
+    async def _ask_now(self, name: str) -> NodeFacts | None:
+        """Return the facts of a registered node, or None if it does not answer soon."""
+        node = self.node(name)
+        with contextlib.suppress(RacklessError, TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                # On a link of its own: that of a watch may be to a PC that is gone.
+                return await self._fetch_facts(name, await self._open(node))
+        return None
+
+    async def _fetch_facts(self, name: str, link: Link) -> NodeFacts:
+        """Fetch the facts of a node over this link, and close it."""
+        try:
+            return await NodeClient(name, _HeldLink(link)).ask(ReadFacts())
+        finally:
+            await link.close()
 
     def _require_free(self, node: Node) -> None:
         """Raise UserError if another node has this address."""
@@ -207,10 +259,7 @@ class Fleet:
             if error.fingerprint != known:
                 raise
             link = await self._open(node, known)
-        try:
-            facts = await NodeClient(node.name, _HeldLink(link)).ask(ReadFacts())
-        finally:
-            await link.close()
+        facts = await self._fetch_facts(node.name, link)
         return with_identity(node, facts), facts
 
     async def remove(self, name: str) -> None:
@@ -362,7 +411,7 @@ class _OnDemand:
 
 
 class _HeldLink:
-    """Link provider for the single link of a first contact."""
+    """Link provider for a single link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

@@ -2,7 +2,8 @@
 
 Addresses of a home network change hands (DHCP). Only a host key proves a PC's identity; the machine
 id distinguishes cloned disks, which share their keys, and the agent's folder distinguishes two
-users of one PC.
+users of one PC. PCs that were set up from one image may share both. Then they are two if both
+answer at once with unlike boot ids or network cards.
 """
 
 from __future__ import annotations
@@ -10,10 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from app.errors import HostKeyChanged, HostKeyUnknown, UserError
+from agents.contract.node import NodeFacts
+from app.errors import HostKeyChanged, HostKeyUnknown, PcCloned, UserError
 from app.events import NodeSnapshot
 from app.nodes.node import Node, NodeIdentity, SshAddress
+from app.shell_words import command_here
 
+NEW_MACHINE_ID = (
+    "sudo rm -f /etc/machine-id /var/lib/dbus/machine-id && sudo systemd-machine-id-setup"
+)
+NEW_HOST_KEYS = "sudo rm -f /etc/ssh/ssh_host_* && sudo ssh-keygen -A"
+"""Commands that give a cloned PC an identity of its own; it has to be restarted afterwards."""
 SEARCHED_AFTER_S = 60.0
 """Silence after which a node is searched for, in seconds."""
 FIRST_PAUSE_S = 300.0
@@ -21,25 +29,59 @@ MAX_PAUSE_S = 3600.0
 """Least and greatest pause between two searches for a node, in seconds."""
 
 
-def find_twin(node: Node, others: Iterable[Node], home: Path) -> Node | None:
-    """Return another node that is the same PC and user as `node`, or None."""
-    for other in others:
-        if other.identity is None or other.identity != node.identity:
-            continue
-        keys = {key for key in (fingerprint_at(node, home), fingerprint_at(other, home)) if key}
-        # This PC itself has no host key here; images of one container share their machine id.
-        if len(keys) < 2:
-            return other
-    return None
+def find_twins(node: Node, others: Iterable[Node], home: Path) -> tuple[Node, ...]:
+    """Return the other nodes with the machine id and, if both are known, the host key of `node`.
+
+    Each is the same PC or a clone; with the same folder of the agent, it is also the same user.
+    """
+    # This PC itself has no host key here; images of one container share their machine id.
+    own = fingerprint_at(node, home)
+    return tuple(
+        other
+        for other in others
+        if node.identity is not None
+        and other.identity is not None
+        and other.identity.machine_id == node.identity.machine_id
+        and len({own, fingerprint_at(other, home)} - {None}) < 2
+    )
+
+
+def tell_apart(one: NodeFacts, other: NodeFacts) -> str:
+    """Return what proves that two nodes that answer at once are two PCs, or "" without a proof."""
+    if one.boot_id and other.boot_id and one.boot_id != other.boot_id:
+        return "boot ids"
+    # One PC lists all its cards at any of its addresses, so sets with a common card are no proof.
+    if one.macs and other.macs and not set(one.macs) & set(other.macs):
+        return "network cards"
+    return ""
+
+
+def refuse_clone(node: Node, twin: Node, unlike: str) -> PcCloned:
+    """Return the error for a PC that cannot be told from another one once either is off.
+
+    Args:
+        node: node to add, or to move to the address of another PC.
+        twin: registered node with the same machine id.
+        unlike: what proves that they are two, from `tell_apart`.
+    """
+    where = node.address.host if isinstance(node.address, SshAddress) else str(node.address)
+    return PcCloned(
+        f"{node.address} and {twin.name} at {twin.address} are two PCs that were cloned from one "
+        f"disk: both answer now, and their {unlike} differ, but not their machine id and host key",
+        f"Give this one its own: on {where}, run: {NEW_MACHINE_ID} && {NEW_HOST_KEYS}; then "
+        "restart that PC and add it again",
+        where=node.name,
+    )
 
 
 def refuse_twin(node: Node, twin: Node) -> UserError:
     """Return the error for a node that is already registered under another name."""
     hint = f"Use {twin.name}: one PC is one node."
     if isinstance(node.address, SshAddress) and isinstance(twin.address, SshAddress):
+        command = command_here("rackless", "nodes", "set-address", twin.name, "--ssh", node.address)
         hint = (
-            f"If its address has changed: rackless nodes set-address {twin.name} --ssh "
-            f"{node.address}. Else use {twin.name}: one PC is one node."
+            f"If its address has changed: {command}. Else use {twin.name}: one PC is one node. If "
+            "these are two PCs, set up from one disk image, switch both on and try again."
         )
     return UserError(
         f"{node.address} is the PC of {twin.name}, which was added as {twin.address}: host key and "
@@ -95,6 +137,22 @@ def require_same(node: Node, found: NodeIdentity | None) -> None:
             "Add it under a name of its own: rackless nodes add NAME --ssh USER@HOST. If it was "
             f"reinstalled, remove {node.name} first.",
             where=node.name,
+        )
+
+
+def require_card(old: Node, node: Node, facts: NodeFacts) -> None:
+    """Check that the PC at a new address has the network card by which a node was reached.
+
+    Raises:
+        UserError: it has other cards, so it may be a clone of a node that is off.
+    """
+    if old.wake is not None and facts.macs and old.wake.mac not in facts.macs:
+        command = command_here("rackless", "nodes", "set-address", old.name, "--ssh", node.address)
+        raise UserError(
+            f"{node.address} has the host key and machine id of {old.name}, but not its network "
+            f"card {old.wake.mac}: it may be another PC, cloned from one disk",
+            f"If it is {old.name}: {command}",
+            where=old.name,
         )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import asyncssh
 
+from agents.shared.files.full_disk import advise_room, name_disk_error, removing_half
 from app.errors import LoginRefused, UserError
 from app.filelock import locked
 from app.nodes.node import SshAddress, with_key_of
@@ -65,8 +66,8 @@ class CopiedKeys:
                 replace_text(self._path, json.dumps(lines, indent=1) + "\n")
         except OSError as error:
             raise UserError(
-                f"{self._path} cannot be written: {error.strerror or error}",
-                "Free some space on that disk, or give yourself write access to that folder",
+                f"{self._path} cannot be written: {name_disk_error(error)}",
+                f"{advise_room(error)}, or give yourself write access to that folder",
             ) from error
 
 
@@ -251,8 +252,9 @@ def _make_key(host: SshAddress, home: Path) -> _OurKey:
             _write_key(path, key)
         except OSError as error:
             raise UserError(
-                f"No key can be made in {path}: {error.strerror or error}",
-                "Give yourself write access to that folder, or name a key: --key FILE",
+                f"No key can be made in {path}: {name_disk_error(error)}",
+                f"{advise_room(error)}, give yourself write access to that folder, or name a key: "
+                "--key FILE",
             ) from error
     line = _line_of(key.get_algorithm(), key.public_data)
     return _OurKey(line=line, name=str(path), is_new=is_new, named=named)
@@ -267,9 +269,10 @@ def _write_key(path: Path, key: asyncssh.SSHKey) -> None:
     ):
         # The mode is set when the file is created: a later chmod would leave it readable for a
         # moment.
-        handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        with removing_half(place):
+            handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
 
 
 def _line_of(algorithm: str, public_data: bytes) -> str:

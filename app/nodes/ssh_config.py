@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agents.shared.files.folder_files import read_regular
 from app.errors import UserError
+from app.shell_words import command_here
 
 MAX_DEPTH = 16
 """Number of files that may include each other, as in OpenSSH."""
@@ -275,13 +277,13 @@ def match_patterns(text: str, patterns: Iterable[str]) -> bool:
 def _lines(file: ConfigFile) -> Iterator[tuple[str, str, str]]:
     """Yield (keyword in lower case, rest of the line, `file:line`) of each line with a value."""
     try:
-        text = file.path.read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_regular(file.path).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return
     except OSError as error:
         raise UserError(
             f"The SSH configuration {file.path} cannot be read: {error.strerror or error}",
-            f"Give yourself access to it: chmod 600 {file.path}",
+            f"Give yourself access to it: {command_here('chmod', '600', file.path)}",
         ) from error
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{file.path}:{number}"

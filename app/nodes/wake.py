@@ -14,6 +14,7 @@ from app.nodes.client import NodeClient
 from app.nodes.discovery.neighbours import own_addresses
 from app.nodes.node import Node
 from app.progress import OnMessage
+from app.shell_words import posix_command
 
 WAKE_TIMEOUT_S = 180.0
 """Maximum time from the first packet to an answer, in seconds; the PC may have to boot."""
@@ -81,7 +82,7 @@ async def _send(target: WakeTarget, helpers: Sequence[NodeClient]) -> int:
 
 
 def _still_silent(node: Node, target: WakeTarget, timeout_s: float) -> NodeUnreachable:
-    setting = f"sudo ethtool -s {target.device} wol g"
+    setting = posix_command("sudo", "ethtool", "-s", target.device, "wol", "g")
     if target.is_on is False:
         reason = (
             f"Wake-on-LAN was off there when it last answered. Start it by hand and run: {setting}"

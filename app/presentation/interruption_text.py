@@ -105,8 +105,7 @@ def _describe_resume(one: Interruption) -> StoryMoment:
     away = f", without {show_list(one.without)}" if one.without else ""
     start = f"from step {one.resume_step}" if one.resume_step else "from the beginning"
     by = "by you, " if one.state == "replaced" else ""
-    last = "the last step" if one.last_step_s is not None else "it was noticed"
-    after = f"{show_duration(max(one.resumed_s - one.began_s, 0.0))} after {last}"
+    after = f"{show_duration(one.resumed_after_s)} after {one.began_with}"
     text = f"{by}{after}, on {show_list(one.resumed_nodes)}{away}, {start}"
     if one.is_regrouped:
         text = f"{after}, on {show_list(one.resumed_nodes)}{away}, with the model still in memory"

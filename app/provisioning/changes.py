@@ -8,6 +8,7 @@ is lost, and is in the node's log of changes afterwards.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -117,9 +118,11 @@ async def _work(
     process = await client.open_command("repair")
     try:
         async with asyncio.timeout(limit_s):
-            await process.write(json.dumps(to_wire(work)).encode("ascii") + b"\n")
-            # On stdin: arguments and variables of a process can be read by other users.
-            await process.write(secret + b"\n")
+            # A command that has ended says why on its output.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                await process.write(json.dumps(to_wire(work)).encode("ascii") + b"\n")
+                # On stdin: arguments and variables of a process can be read by other users.
+                await process.write(secret + b"\n")
             process.write_eof()
             return await _listen(client.name, process, progress)
     except TimeoutError as error:

@@ -24,10 +24,11 @@ from app.errors import RacklessError, UserError
 from app.nodes.client import NodeClient
 from app.nodes.endpoints import Endpoint, choose_endpoints
 from app.nodes.fleet import Fleet
+from app.nodes.shared_homes import find_shared_homes
 from app.progress import OnMessage
 from app.provisioning import check_rules
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, OnRow, make_row
-from app.provisioning.checks import gpu, limits, network, system, wsl
+from app.provisioning.checks import gpu, limits, network, system, variables, wsl
 from app.provisioning.checks.links import check_links, check_routes
 from app.provisioning.checks.reduce import check_reduce
 from app.provisioning.environment import EnvironmentLock, find_environment, read_train_lock
@@ -65,8 +66,11 @@ NODE_CHECKS: tuple[Callable[[CheckedNode], Iterable[CheckRow]], ...] = (
     wsl.judge_wsl_sshd,
 )
 GROUP_CHECKS: tuple[Callable[[CheckedGroup], Iterable[CheckRow]], ...] = (
+    system.judge_shared_homes,
     check_rules.judge_pythons,
+    variables.judge_variables,
     network.judge_machines,
+    network.judge_host_keys,
     network.judge_interfaces,
     network.judge_carriers,
     network.judge_errors,
@@ -109,11 +113,16 @@ async def check_nodes(
     answers = await asyncio.gather(*(examined.take(one, lock) for one in clients))
     nodes = {node.name: node for node, _ in answers if node is not None}
     endpoints, problems = _choose_endpoints(nodes)
+    answering = {client.name: client for client in clients if client.name in nodes}
     group = CheckedGroup(
-        clients={client.name: client for client in clients if client.name in nodes},
+        clients=answering,
         nodes=nodes,
         endpoints=endpoints,
         reduce_timeout_s=reduce_timeout_s,
+        shared_homes=await find_shared_homes(
+            answering, {name: node.facts for name, node in nodes.items()}
+        ),
+        host_keys=fleet.host_keys(names),
     )
     compared = (*(row for judge in GROUP_CHECKS for row in judge(group)), *problems)
     for row in compared:

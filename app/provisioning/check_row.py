@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -77,6 +77,10 @@ class CheckedGroup:
     """Addresses that a run would use; empty if the nodes share no network."""
     reduce_timeout_s: float
     """Deadline of the all-reduce, in seconds."""
+    shared_homes: Sequence[Sequence[str]] = ()
+    """Groups of nodes whose agents have one folder."""
+    host_keys: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprint of the confirmed SSH host key of each node, by its name; without local nodes."""
 
 
 def make_row(

@@ -5,6 +5,7 @@ Every row that is not `pass` has a remedy. An unknown value gives `unknown`, nev
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from agents.contract.node import GpuFacts
@@ -23,6 +24,7 @@ from app.provisioning.torch_build import (
     serves,
 )
 from app.provisioning.windows.repair import run_script
+from app.shell_words import posix_command
 from app.text import show_bytes, show_list
 
 MIN_DISK_BYTES = 2 << 30
@@ -31,6 +33,10 @@ ENOUGH_DISK_BYTES = 20 << 30
 """Free space that a large model and its checkpoints need, in bytes."""
 MAX_SKEW_S = 2.0
 """Maximum difference between clocks for comparable logs of several nodes, in seconds."""
+_RECORDER_FIXES = {
+    "missing": "Check again in a minute; if it stays, free some space there, or restart that PC",
+    "elsewhere": "Give this PC a folder of its own, as the row shared-home says",
+}
 _MIRRORED = (
     "Write networkingMode=mirrored below [wsl2] in %UserProfile%\\.wslconfig on Windows, then run: "
     "wsl --shutdown"
@@ -91,6 +97,12 @@ def judge_clock(node: CheckedNode) -> tuple[CheckRow, ...]:
 def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
     """Check the driver and the age of each GPU; one row per GPU, or one for the node."""
     name, facts = node.name, node.facts
+    if facts.recorder != "here":
+        # Nothing is known of the driver.
+        text = facts.gpu_problem or "its GPUs could not be listed"
+        # The row of the shared folder already fails.
+        graded: Status = "fail" if facts.recorder == "missing" else "unknown"
+        return (make_row("gpu", name, graded, text, _RECORDER_FIXES[facts.recorder]),)
     if facts.gpu_problem:
         fix = (
             "Install the newest NVIDIA driver on Windows, none inside WSL" if facts.wsl else INSTALL
@@ -133,8 +145,11 @@ def judge_compiler(node: CheckedNode) -> tuple[CheckRow, ...]:
         f"{show_list(missing)} {verb} missing, so the model's layers cannot be compiled for its "
         "GPUs and training is slower"
     )
-    python = ".".join((report.python_version or "3").split(".")[:2])
-    fix = f"sudo apt-get install -y build-essential python{python}-dev"
+    version = re.match(r"3\.[0-9]{1,2}(?=\.|$)", report.python_version or "")
+    python = version[0] if version else "3"
+    fix = posix_command(
+        "sudo", "apt-get", "install", "-y", "build-essential", f"python{python}-dev"
+    )
     return (make_row("compiler", node.name, "warn", text, fix, install_compiler(python)),)
 
 
@@ -168,10 +183,10 @@ def judge_pythons(group: CheckedGroup) -> tuple[CheckRow, ...]:
             "python",
             name,
             "warn",
-            f"Python {versions[name]}, while most nodes have {usual}",
-            f"Set it up again with Python {usual}: rackless nodes setup {name}",
+            f"Python {versions[name]}, while {odd.who} have {odd.value}",
+            f"Set it up again with Python {odd.value}: rackless nodes setup {name}",
         )
-        for name, usual in find_odd(versions).items()
+        for name, odd in find_odd(versions).items()
     )
 
 

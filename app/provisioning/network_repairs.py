@@ -13,11 +13,14 @@ from app.provisioning.repairs import Repair
 PORTS = "net.ipv4.ip_local_port_range"
 USUAL_PORTS = (32768, 60999)
 """First and last port of Linux's default range; see Documentation/networking/ip-sysctl."""
+# A route without a router, to one PC.
+_NEIGHBOUR = r"(?s)(?!.*\b(via|unreachable|broadcast|multicast)\b).*\bdev \S.*"
 
 
 def set_mtu(interface: str, before: int, after: int) -> Repair:
     """Return the repair that gives an interface packets of `after` bytes instead of `before`."""
     device = ("ip", "link", "set", "dev", interface, "mtu")
+    size = ("cat", f"/sys/class/net/{interface}/mtu")
     return Repair(
         id=f"mtu-{interface}",
         title=f"Send packets of {after} bytes",
@@ -30,14 +33,20 @@ def set_mtu(interface: str, before: int, after: int) -> Repair:
                 says=f"Set the packet size of {interface} from {before} to {after} bytes",
                 run=(*device, str(after)),
                 undo=(*device, str(before)),
-                done=Probe(argv=("cat", f"/sys/class/net/{interface}/mtu"), shows=str(after)),
+                needs=(Probe(argv=size, shows=str(before)),),
+                done=Probe(argv=size, shows=str(after)),
             ),
         ),
     )
 
 
 def open_ufw(node: str, source: str) -> Repair:
-    """Return the repair that lets `source`, an address, through the firewall of `node`."""
+    """Return the repair that lets `source`, an address, through the firewall of `node`.
+
+    Its own routes must say that the address is in a network of that PC: a node that lies about its
+    address could otherwise open the firewall of another one to the internet.
+    """
+    neighbour = Probe(argv=("ip", "-o", "route", "get", source), shows=_NEIGHBOUR, as_root=True)
     rule = ("proto", "tcp", "from", source)
     return Repair(
         id=f"firewall-{source.replace(':', '-')}",
@@ -50,6 +59,7 @@ def open_ufw(node: str, source: str) -> Repair:
                 says=f"Allow TCP from {source}",
                 run=("ufw", "allow", *rule),
                 undo=("ufw", "delete", "allow", *rule),
+                needs=(neighbour,),
                 done=Probe(
                     argv=("ufw", "status"),
                     shows=rf"(?s).*Anywhere(/tcp)?\s+ALLOW( IN)?\s+{re.escape(source)}(/tcp)?\b.*",

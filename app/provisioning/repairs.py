@@ -8,13 +8,13 @@ input or output.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from typing import Literal
 
 from agents.contract.names import check_name
 from agents.contract.node import NodeFacts
 from agents.contract.repair import INSTALL_STEP_S, Probe, RepairStep
+from app.shell_words import posix_command
 
 Where = Literal["node", "windows", "person"]
 """Executor of the steps. `node`: the agent, through its connection; `windows`: the user, by running
@@ -68,7 +68,7 @@ def show_command(step: RepairStep, *, is_undo: bool = False) -> str:
     'sudo systemctl mask sleep.target'
     """
     argv = step.undo if is_undo else step.run
-    return shlex.join((*(("sudo",) if step.as_root else ()), *argv)) if argv else ""
+    return posix_command(*(("sudo",) if step.as_root else ()), *argv) if argv else ""
 
 
 def ask_administrator(repair: Repair) -> str:

@@ -5,7 +5,9 @@ Commands are those of Debian and Ubuntu with systemd.
 
 from __future__ import annotations
 
+import hashlib
 import re
+import uuid
 
 from agents.contract.repair import FileEdit, Probe, RepairStep
 from app.provisioning.repairs import Repair, package_steps
@@ -54,6 +56,31 @@ def name_own_address(hostname: str, address: str) -> Repair:
                 edit=FileEdit(path="/etc/hosts", swap=((line, rf"\g<1>{address}"),)),
             ),
         ),
+    )
+
+
+def renew_machine_id(old: str, seed: str) -> Repair:
+    """Return the repair that gives a cloned PC a machine id of its own.
+
+    Args:
+        old: hash of the present id.
+        seed: what differs between the clones, so that each gets another id, and always the same.
+    """
+    digest = hashlib.sha256(f"rackless {old} {seed}".encode()).digest()
+    machine_id = uuid.UUID(bytes=digest[:16], version=4).hex
+    return Repair(
+        id="new-machine-id",
+        title="Give this PC a machine id of its own",
+        explanation="A disk was cloned with the id by which routers give out addresses and "
+        "Rackless identifies a PC. From the next restart on, this PC has an id of its own, and "
+        "perhaps another address in your network. Undoing restores the old id.",
+        steps=(
+            RepairStep(
+                says="Write a new machine id",
+                edit=FileEdit(path="/etc/machine-id", content=f"{machine_id}\n", mode=0o444),
+            ),
+        ),
+        needs_restart=True,
     )
 
 

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from packaging.utils import canonicalize_name
 
 from agents.contract.environments import this_target
+from agents.shared.files.full_disk import advise_room, name_disk_error
 from agents.shared.packages.lock import read_lock_text
 from agents.shared.packages.package_index import IndexSettings, read_index_settings
 from agents.shared.packages.wheel_store import WheelProblem, WheelSet, unpack_program
@@ -108,8 +109,8 @@ async def provide_lock(
         ) from error
     except OSError as error:
         raise UserError(
-            f"{file} cannot be written: {error.strerror or error}",
-            "Free some space on that disk, or correct the permissions of that folder",
+            f"{file} cannot be written: {name_disk_error(error)}",
+            f"{advise_room(error)}, or correct the permissions of that folder",
             where=str(file),
         ) from error
 
@@ -138,7 +139,7 @@ def make_lock(
     file = made_lock(places.locks, build)
     private_folder(file.parent)
     # Another process of this PC may be making the same lock; its result is then read.
-    with locked(file.with_name(f".{file.name}.making")):
+    with locked(file.with_name(f".{file.name}.making"), limit_s=None):
         text = read_made_lock(file)
         if text is None:
             say(f"asking the package indexes which files torch {build.value} has")

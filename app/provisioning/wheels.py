@@ -18,6 +18,7 @@ from pathlib import Path
 from agents.contract.environments import WheelQuery, WheelReport
 from agents.contract.requests.environment import FetchWheels, LookForWheels
 from agents.contract.run import FileEntry
+from agents.shared.files.full_disk import advise_room, name_disk_error
 from agents.shared.packages.lock import read_lock_text
 from agents.shared.packages.package_index import IndexSettings, PackageIndex, read_index_settings
 from agents.shared.packages.wheel_progress import WheelProgress
@@ -171,8 +172,8 @@ async def _fetch_here(
         raise kind(f"the packages for {name} cannot be had: {said}", problem.hint) from problem
     except OSError as error:
         raise UserError(
-            f"{here.store} cannot be written: {error.strerror or error}",
-            "Free some space on that disk: packages with CUDA take 3 GB",
+            f"{here.store} cannot be written: {name_disk_error(error)}",
+            f"{advise_room(error)}: packages with CUDA take 3 GB",
         ) from error
 
 
@@ -186,7 +187,7 @@ def fill(
         OSError: the disk is full or cannot be written.
     """
     here.store.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked(here.store / f"{here.name}.lock"):
+    with locked(here.store / f"{here.name}.lock", limit_s=None):
         fetch(here, PackageIndex(settings), say, is_stopped)
 
 

@@ -19,7 +19,8 @@ import yaml
 from agents.contract.columns import flatten_columns
 from agents.contract.messages import to_wire
 from agents.contract.spec import RunSpec, run_keys
-from agents.shared.files.folder_files import is_network_path
+from agents.shared.files.folder_files import is_network_path, read_regular
+from agents.shared.files.full_disk import name_disk_error
 from app.errors import UsageError, UserError
 from app.paths import replace_text
 from app.runfile.problems import KeyPath, Problem, dotted, find_problems, refuse_key, validate
@@ -60,14 +61,7 @@ def read_run_file(path: Path, settings: Sequence[str] = ()) -> RunSpec:
             values.
     """
     try:
-        with path.open("rb") as file:  # bounded, since a device has no end
-            raw = file.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise UsageError(
-                f"{path} is too large: a run file has at most {MAX_FILE_BYTES} bytes",
-                "Give the path of a YAML file with at least the keys model and data.",
-            )
-        text = raw.decode("utf-8")
+        text = read_regular(path, limit=MAX_FILE_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path} is not a text file in UTF-8: {error}", "Check that it is a run file."
@@ -188,7 +182,8 @@ def write_run_file(spec: RunSpec, path: Path) -> None:
         replace_text(path, format_run(spec))
     except OSError as error:
         raise UserError(
-            f"the run file {path} cannot be written: {error.strerror}", "Choose another folder."
+            f"the run file {path} cannot be written: {name_disk_error(error)}",
+            "Choose another folder.",
         ) from error
 
 

@@ -58,14 +58,17 @@ def resume_steps(services: Services, run_id: str) -> dict[int, int]:
     """Return the step that each known attempt of a run resumed from, by attempt."""
     if services.runs.store.get(run_id) is None:
         return {}
-    stored = {a.attempt: a.resume_step or 0 for a in services.runs.store.attempts(run_id)}
+    attempts = services.runs.store.attempts(run_id)
+    stored = {a.attempt: a.resume_step or 0 for a in attempts}
+    # This master chose the starts of its own launches, and a node may write any other.
+    chosen = {a.attempt: a.resume_step or 0 for a in attempts if a.inputs}
     # The journals know the start of another master's attempt; the store does not.
     journalled = {
         number: attempt.first_step
         for number, attempt in services.runs.history(run_id).attempts.items()
         if attempt.first_step is not None
     }
-    return {**stored, **journalled}
+    return {**stored, **journalled, **chosen}
 
 
 def is_current(step: int, saved_in: int, starts: Mapping[int, int]) -> bool:

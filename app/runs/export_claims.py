@@ -1,6 +1,7 @@
 """Claims on a run that this PC is exporting, so that it is not deleted meanwhile.
 
-A claim is a file lock, so a killed export leaves no claim behind.
+A claim is a file lock, so a killed export leaves no claim behind. An export and a deletion each set
+their own lock first and then check the other's, so that at most one of them continues.
 """
 
 from __future__ import annotations
@@ -12,26 +13,68 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from app.errors import UserError
-from app.filelock import try_locked
+from app.filelock import Holder, is_held, read_holder, refuse_held, try_held, try_locked
 from app.paths import private_folder
 from app.runs.services import Services
 
 _ID_BYTES = 4
 
 
-def refuse_exported(services: Services, run_id: str) -> None:
-    """Check that this PC is not exporting a run.
+@contextmanager
+def claim_deletion(services: Services, run_id: str) -> Iterator[None]:
+    """Keep exports of the run from starting inside the block.
 
     Raises:
-        UserError: it is.
+        UserError: this PC is exporting or deleting it.
     """
-    for path in _names(services, run_id).glob("*.lock"):
-        handle = try_locked(path)
-        if handle is None:
+    path = private_folder(_names(services, run_id)) / "deletion"
+    handle = try_held(path)
+    if handle is None:
+        raise refuse_held(path)
+    try:
+        if exports := list_exports(services, run_id):
             raise UserError(
-                f"an export of run {run_id} is under way", "Wait until it ends, or cancel it."
+                f"an export of run {run_id} is under way, by {exports[0]}",
+                "Wait until it ends, or cancel it.",
             )
+        yield
+    finally:
         os.close(handle)
+
+
+@contextmanager
+def claim_export(services: Services, run_id: str) -> Iterator[None]:
+    """Keep the run from being deleted inside the block.
+
+    Raises:
+        UserError: it is being deleted, or there is no such run.
+    """
+    services.runs.get(run_id)
+    folder = private_folder(_names(services, run_id))
+    path = folder / f"export-{os.getpid()}-{secrets.token_hex(_ID_BYTES)}.lock"
+    handle = try_held(path)
+    try:
+        deletion = folder / "deletion"
+        if is_held(deletion):
+            raise UserError(
+                f"run {run_id} is being deleted by {read_holder(deletion) or 'another process'}"
+            )
+        services.runs.get(run_id)  # again: it may have been deleted before the lock
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+        path.unlink(missing_ok=True)
+
+
+def list_exports(services: Services, run_id: str) -> list[Holder]:
+    """Return the processes of this PC that export a run."""
+    found = []
+    for path in _names(services, run_id).glob("export-*.lock"):
+        if is_held(path):
+            unknown = Holder(pid=0, command="another process", since_s=0.0)
+            found.append(read_holder(path) or unknown)
+    return found
 
 
 def _names(services: Services, run_id: str) -> Path:

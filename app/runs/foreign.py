@@ -13,8 +13,10 @@ from agents.contract.requests.attempts import ListAttempts, StopAttempt
 from agents.contract.run import AttemptStatus, MasterIdentity
 from app.errors import UserError
 from app.events import ACTIVE_STATES
-from app.runs.nodes.attempt_status import ACTIVE, active_attempts
+from app.runs.belief import judge_statuses
+from app.runs.nodes.attempt_status import ACTIVE, active_attempts, by_node
 from app.runs.services import Services
+from app.shell_words import posix_command
 from app.text import show_moment
 
 
@@ -30,7 +32,8 @@ def refuse_busy(services: Services, node: str, status: AttemptStatus) -> UserErr
     """Return the error for a node that trains another run: its master, and how to free the node."""
     run_id = status.run_id
     known = services.runs.store.get(run_id)
-    if known is not None and known.state in ACTIVE_STATES:
+    # A higher number is not an attempt of this home, and stopping the run would stop the wrong one.
+    if known is not None and known.state in ACTIVE_STATES and status.attempt <= known.attempt:
         return UserError(
             f"node {node} is already busy: run {run_id} is {status.state} there",
             f"Wait until it ends, stop it: rackless runs stop {run_id}, or choose other "
@@ -64,17 +67,24 @@ def _how_to_stop(status: AttemptStatus, node: str, ours: MasterIdentity) -> str:
     if master is None or master == ours:
         return f"Stop it: {here}."
     if (master.host, master.user) == (ours.host, ours.user):
-        import shlex  # lists of runs do not need it
-
-        there = f"RACKLESS_HOME={shlex.quote(master.home)} {stop}"
+        there = f"RACKLESS_HOME={posix_command(master.home)} {stop}"
         return f"Stop it there: {there}. If that home is gone: {here}."
     return f"Stop it on {master.host}: {stop}. If that PC is gone, stop it from here: {here}."
 
 
-async def stop_on_node(services: Services, run_id: str, node: str) -> AttemptStatus:
+async def has_foreign_attempt(services: Services, run_id: str, node: str) -> bool:
+    """Return whether the node trains an attempt of the run that is not this home's."""
+    listed = by_node({node: (await services.pool.agent(node).ask(ListAttempts())).attempts})
+    return bool(active_attempts(judge_statuses(services, run_id, listed).doubted))
+
+
+async def stop_on_node(
+    services: Services, run_id: str, node: str, *, only_foreign: bool = False
+) -> AttemptStatus:
     """Stop a node's part of a run of any master; return its newest status.
 
-    The other nodes notice the lost peer, and end as well.
+    The other nodes notice the lost peer, and end as well. With `only_foreign`, attempts of this
+    home's own run are left alone.
 
     Raises:
         UserError: the node cannot be reached, or has nothing of that run to stop.
@@ -82,7 +92,9 @@ async def stop_on_node(services: Services, run_id: str, node: str) -> AttemptSta
     # By id on the node itself: the run may be missing in our store.
     agent = services.pool.agent(node)
     known = (await agent.ask(ListAttempts())).attempts
-    found = [status for status in known if status.run_id == run_id]
+    found = [status for status in by_node({node: known}) if status.run_id == run_id]
+    if only_foreign:
+        found = list(judge_statuses(services, run_id, found).doubted)
     if not found:
         raise UserError(
             f"node {node} knows no run {run_id}",

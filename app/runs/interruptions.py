@@ -63,12 +63,19 @@ def _collect(
         has_trained=has_trained,
         last_step_s=newest.time_s if newest is not None else None,
         noticed_s=loss.ended_s,
+        # A node may have been left out long before, so this counts before the first step alone.
+        lost_s=None if newest else _find_loss_s(history.attempt(loss.attempt), loss.ended_s),
         resumed_s=loss.resumed_s or (next_one.launched_s if next_one else None),
         resumed_nodes=_nodes_of(next_one),
         resume_step=(next_one.resume_step or 0) if next_one else 0,
         training_s=first.time_s if first is not None else None,
         is_cut=first is None and any(one.attempt == number for one in losses),
     )
+
+
+def _find_loss_s(attempt: AttemptHistory, noticed_s: float) -> float | None:
+    lost_s = attempt.find_loss_s()
+    return None if lost_s is None else min(lost_s, noticed_s)
 
 
 def _describe_pause(one: HeatPause, *, is_open: bool) -> Interruption:
@@ -95,21 +102,20 @@ def _collect_regroupings(
     nodes = _nodes_of(launched)
     for generation in sorted(attempt.regroupings):
         one = attempt.regroupings[generation]
-        last, following = attempt.steps.get(one.step), attempt.steps.get(one.step + 1)
-        is_back = following is not None and following.time_s >= one.time_s - one.seconds
+        last, back = attempt.steps.get(one.step), attempt.find_return(one)
         found.append(
             Interruption(
                 kind="loss",
-                state="recovered" if is_back else "resumed",
+                state="recovered" if back else "resumed",
                 reason=attempt.describe_lost(one),
                 step=one.step,
                 nodes=nodes or (*one.nodes, *one.lost_nodes),
                 last_step_s=last.time_s if last else None,
-                noticed_s=one.time_s - one.seconds,
+                noticed_s=one.noticed_s,
                 resumed_s=one.time_s,
                 resumed_nodes=one.nodes,
                 resume_step=one.step,
-                training_s=following.time_s if following and is_back else None,
+                training_s=back.time_s if back else None,
                 is_regrouped=True,
             )
         )

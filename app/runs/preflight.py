@@ -19,6 +19,7 @@ from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import NotAvailableYet, RacklessError, UserError
 from app.nodes.endpoints import Endpoint, choose_endpoints
+from app.nodes.shared_homes import require_own_homes
 from app.planning.hardware.mig import describe_mig, say_turn_off
 from app.provisioning.environment import python_of
 from app.runs.foreign import busy_attempts, refuse_busy
@@ -120,6 +121,7 @@ async def plan_launch(
         ranks = keep_single(ranks)
         # Nodes without a rank need no common network with it.
         facts = {ranks[0].node: facts[ranks[0].node]}
+    await require_own_homes({name: services.pool.agent(name) for name in facts}, facts)
     if spec.shares is not None and len(spec.shares) != len(ranks):
         raise UserError(
             f"shares has {len(spec.shares)} values, but the run has {len(ranks)} ranks",
@@ -142,11 +144,12 @@ async def find_fit(services: Services, nodes: Sequence[str], own: str) -> tuple[
 async def _is_fit(services: Services, node: str, own: str) -> bool:
     try:
         async with asyncio.timeout(FIT_TIMEOUT_S):
-            await _check_node(services, node, own)
+            facts = await _check_node(services, node, own)
             await require_usable(services, node, own)
     except (RacklessError, TimeoutError):
         return False
-    return True
+    # Else the next attempt would be refused after this one has ended.
+    return facts.recorder != "elsewhere"
 
 
 async def require_usable(services: Services, node: str, run_id: str) -> None:

@@ -126,13 +126,29 @@ def judge(situation: Situation) -> StateJudgement:
 
 
 def find_present(parts: Sequence[RunPart]) -> tuple[RunPart, ...]:
-    """Return the parts of the nodes that train since the newest regrouping, or all parts."""
-    statuses = [part.status for part in parts if part.status is not None]
-    newest = max(statuses, key=lambda status: status.generation, default=None)
-    if newest is None or not newest.members:
-        return tuple(parts)
-    # By the node's name at the launch, which its ranks use.
-    return tuple(p for p in parts if (p.status.node if p.status else p.node) in newest.members)
+    """Return the parts of the nodes that train since the newest regrouping, or all parts.
+
+    One node alone may name any group, so a group has to be a majority that agrees on it.
+    """
+    names = [_name_at_launch(part) for part in parts]
+    claims = {(part.status.generation, part.status.members) for part in parts if part.status}
+    for generation, members in sorted(claims, reverse=True):
+        group = tuple(part for part in parts if _name_at_launch(part) in members)
+        agree = all(
+            (part.status.generation, part.status.members) == (generation, members)
+            # Its ranks have lost another node since, and regrouped once more.
+            or part.status.generation > generation
+            for part in group
+            if part.status is not None
+        )
+        if group and agree and is_majority(members, names):
+            return group
+    return tuple(parts)
+
+
+def _name_at_launch(part: RunPart) -> str:
+    """Return the node's name when the attempt was launched, which its ranks use."""
+    return part.status.node if part.status else part.node
 
 
 def _awaits_regroup(culprit: RunPart, situation: Situation, nodes: Sequence[str]) -> bool:
@@ -169,7 +185,10 @@ def _find_culprit(situation: Situation) -> RunPart | None:
     silent = [p for p in parts if not p.answers]
     if silent and (failed or _stands_still(situation)):
         return max(silent, key=lambda part: part.silent_s or 0.0)
-    if any(part.active for part in parts) and situation.idle_s < situation.lost_after_s:
+    # Ranks that load report no idle time, but without the failed ones they wait in vain.
+    since_s = situation.now_s - min(map(_end_time, failed), default=situation.now_s)
+    waited_s = max(situation.idle_s, since_s)
+    if any(part.active for part in parts) and waited_s < situation.lost_after_s:
         return None  # only consequences so far: the cause will show soon
     return min(failed, key=_end_time) if failed else None
 

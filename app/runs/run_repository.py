@@ -6,17 +6,21 @@ the mirrors.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from agents.contract.run import RankPlacement
+from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.events import (
     ACTIVE_STATES,
     RESUMABLE_STATES,
     EventHub,
+    FoundRun,
+    FoundRunsChanged,
     RunChanged,
     RunDeleted,
     RunEvent,
@@ -27,6 +31,7 @@ from app.events import (
     Severity,
     StepsArrived,
 )
+from app.filelock import Holder, is_held, read_holder
 from app.paths import Paths, UnsafeName
 from app.runs.journals.history import RunHistory
 from app.runs.journals.mirror import Mirror
@@ -34,6 +39,7 @@ from app.runs.run import may_move
 from app.runs.snapshot import make_progress, make_snapshot
 from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunRecord, RunStore
+from app.text import show_list
 
 # Severity of the master's own events by kind; others are `info`. Events from journals bring theirs.
 _SEVERITIES: dict[RunEventKind, Severity] = {
@@ -47,6 +53,11 @@ _SEVERITIES: dict[RunEventKind, Severity] = {
 }
 
 
+LAUNCH_LOCK = "launch.lock"
+RESUME_LOCK = "resume.lock"
+"""Held from the request of a resume on, before which the state of the run is read."""
+
+
 class RunRepository:
     def __init__(
         self, paths: Paths, store: RunStore, recoveries: RecoveryStore, events: EventHub
@@ -57,6 +68,8 @@ class RunRepository:
         self._events = events
         self._histories: dict[str, RunHistory] = {}
         self._seen: dict[str, RunRecord] = {}
+        self._started: frozenset[str] = frozenset()
+        self._found: dict[str, tuple[FoundRun, ...]] = {}
 
     # ------------------------------------------------------------ reading
 
@@ -97,8 +110,12 @@ class RunRepository:
     def _snapshot(self, run: RunRecord, history: RunHistory | None) -> RunSnapshot:
         snapshot = make_snapshot(run, self.placements(run), history)
         has_ended = run.state in RESUMABLE_STATES
-        is_recovering = has_ended and self._recoveries.is_pending(run.run_id)
-        return replace(snapshot, is_recovering=is_recovering, is_foreign=not self.is_ours(run))
+        return replace(
+            snapshot,
+            is_recovering=has_ended and self._recoveries.is_pending(run.run_id),
+            is_resuming=has_ended and self.find_starter(run.run_id) is not None,
+            is_foreign=not self.is_ours(run),
+        )
 
     def snapshots(self) -> tuple[RunSnapshot, ...]:
         """Return every run, newest first."""
@@ -111,6 +128,13 @@ class RunRepository:
                 return attempt.placements
         return ()
 
+    def rank_nodes(self, run_id: str, attempt: int) -> dict[int, str]:
+        """Return the node of each rank of an attempt; empty if they are not known."""
+        for one in self.store.attempts(run_id):
+            if one.attempt == attempt:
+                return {place.rank: place.node for place in one.placements}
+        return {}
+
     def is_ours(self, run: RunRecord) -> bool:
         """Return True if this master has launched the newest attempt, or taken it over."""
         return any(
@@ -118,11 +142,22 @@ class RunRepository:
             for attempt in self.store.attempts(run.run_id)
         )
 
+    def find_starter(self, run_id: str) -> Holder | None:
+        """Return the living process that launches the run or resumes it, or None."""
+        folder = self._folder(run_id)
+        if folder is None:
+            return None  # no run with such an id is ever launched
+        for path in (folder / LAUNCH_LOCK, folder / RESUME_LOCK):
+            if is_held(path):
+                return read_holder(path) or Holder(pid=0, command="unknown", since_s=time.time())
+        return None
+
     def history(self, run_id: str) -> RunHistory:
         """Return the run's history, read up to the current end of the mirrors."""
         history = self._histories.get(run_id)
         if history is None:
-            history = RunHistory(run_id, self._folder(run_id))
+            places = functools.partial(self.rank_nodes, run_id)
+            history = RunHistory(run_id, self._folder(run_id), places)
             history.refresh()
             self._histories[run_id] = history
         return history
@@ -166,7 +201,53 @@ class RunRepository:
         events = [*self.store.events(run_id), *self.history(run_id).events]
         return sorted(events, key=lambda event: event.time_s)
 
+    def found(self) -> tuple[FoundRun, ...]:
+        """Return the runs that nodes listed in this process and that are not known to be ours."""
+        ignored = self.store.ignored()
+        every = [one for found in self._found.values() for one in found]
+        shown = [one for one in every if (one.run_id, one.node) not in ignored]
+        return tuple(sorted(shown, key=lambda one: (one.run_id, one.attempt, one.node)))
+
+    def is_trusted(self, run: RunRecord) -> bool:
+        """Return True if the settings of a stored run are this home's, or the user accepted them.
+
+        Earlier versions stored runs of other masters as a node described them.
+        """
+        attempts = self.store.attempts(run.run_id)
+        return (
+            not attempts
+            or any(attempt.inputs for attempt in attempts)
+            or self.store.trusted_key(run.run_id) is not None
+        )
+
+    def require_trusted(self, run: RunRecord) -> None:
+        """Raise UserError if files that the run names must not be opened on this PC."""
+        if not self.is_trusted(run):
+            raise UserError(
+                f"the settings of run {run.run_id} are what {show_list(run.nodes)} said, and it "
+                f"names {show_list(list_files(run.spec))}, which this PC would read",
+                f"If these are the run's files: rackless runs adopt {run.run_id}",
+            )
+
     # ------------------------------------------------------------ changing
+
+    def set_found(self, found: Mapping[str, Sequence[FoundRun]]) -> None:
+        """Replace the runs that each of these nodes listed."""
+        before = self.found()
+        self._found.update({node: tuple(runs) for node, runs in found.items()})
+        self.publish_found(before)
+
+    def drop_found(self, run_id: str, nodes: Sequence[str], before: tuple[FoundRun, ...]) -> None:
+        """Forget that these nodes listed a run, which is stored now."""
+        for node in nodes:
+            kept = (one for one in self._found.get(node, ()) if one.run_id != run_id)
+            self._found[node] = tuple(kept)
+        self.publish_found(before)
+
+    def publish_found(self, before: tuple[FoundRun, ...]) -> None:
+        """Publish the found runs if they are no longer those of `before`."""
+        if (now := self.found()) != before:
+            self._events.publish(FoundRunsChanged(now))
 
     def add(self, run: RunRecord) -> bool:
         """Add a run; return False if it is known already or was deleted."""
@@ -242,6 +323,19 @@ class RunRepository:
         self._histories.pop(run_id, None)
         self._events.publish(RunDeleted(run_id))
 
+    def publish(self, run_id: str) -> None:
+        """Publish a run that looks different although its record has not changed."""
+        if self.store.get(run_id) is not None:
+            self._publish(run_id)
+
+    def publish_starters(self) -> None:
+        """Publish the runs whose resume has begun or ended, here or in another process."""
+        ended = self.store.in_states(RESUMABLE_STATES)
+        now = frozenset(run_id for run_id in ended if self.find_starter(run_id) is not None)
+        before, self._started = self._started, now
+        for run_id in before ^ now:
+            self.publish(run_id)
+
     def publish_changed(self) -> None:
         """Publish changes of the store by another process since the last call."""
         now = {run.run_id: run for run in self.store.all()}
@@ -254,6 +348,11 @@ class RunRepository:
 
     def _publish(self, run_id: str) -> None:
         self._events.publish(RunChanged(self.full_snapshot(run_id)))
+
+
+def list_files(spec: RunSpec) -> tuple[str, ...]:
+    """Return the data and model that settings name."""
+    return tuple(name for name in (spec.data.train, spec.data.eval, spec.model) if name)
 
 
 def _moved(run: RunRecord, state: RunState, message: str, hint: str) -> RunRecord:

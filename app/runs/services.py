@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.contract.model_cut import ModelCut
@@ -15,12 +15,13 @@ from agents.contract.node import NodeFacts
 from agents.contract.run import MasterIdentity, RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import UserError
-from app.filelock import try_locked
+from app.filelock import is_held, read_holder, try_held
 from app.library.configs import ConfigLibrary
 from app.library.model_check import ModelInspector
 from app.paths import Paths, UnsafeName, private_folder
+from app.runs.mandates import MasterKey
 from app.runs.nodes.node_pool import NodePool
-from app.runs.run_repository import RunRepository
+from app.runs.run_repository import LAUNCH_LOCK, RESUME_LOCK, RunRepository
 from app.settings import Settings
 from app.storage.artifacts import ArtifactStore
 from app.storage.hashes import HashStore
@@ -30,12 +31,6 @@ from app.storage.runs import RunRecord
 
 if TYPE_CHECKING:
     from app.planning.accuracy.forecast_accuracy import Forecast
-
-_LAUNCH_LOCK = "launch.lock"
-# `is_launching` takes the lock briefly to test it; a launcher must not mistake this for another
-# launcher. 0.1 s in total covers it.
-_LOCK_TRIES = 10
-_LOCK_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +91,8 @@ class Services:
     configs: ConfigLibrary
     artifacts: ArtifactStore
     recoveries: RecoveryStore
+    key: MasterKey
+    """Key with which this home signs its launches."""
     hooks: RunHooks = field(default_factory=RunHooks)
     models: ModelInspector = field(default_factory=ModelInspector)
 
@@ -113,43 +110,46 @@ class Services:
         Raises:
             UserError: it is being launched already, or a link lies in place of its folder.
         """
-        folder = self.paths.run(run_id)
-        if folder.is_symlink():
-            raise UserError(
-                f"{folder} is a symbolic link, so nothing is written there", "Remove the link."
-            )
+        path = self._lock_folder(run_id) / LAUNCH_LOCK
         # A file lock ends with its process, so a killed launcher never blocks the run.
-        path = private_folder(folder) / _LAUNCH_LOCK
-        handle = try_locked(path)
-        for _ in range(_LOCK_TRIES):
-            if handle is not None:
-                break
-            time.sleep(_LOCK_PAUSE_S)
-            handle = try_locked(path)
+        handle = try_held(path)
         if handle is None:
+            holder = read_holder(path)
+            by = f" by {holder}" if holder else ""
+            hint = f"See its progress: rackless runs show {run_id}. "
             raise UserError(
-                f"run {run_id} is being launched right now",
-                "See its progress: rackless runs show " + run_id,
+                f"run {run_id} is being launched right now{by}",
+                hint + (f"{holder.advice}." if holder and holder.is_suspended else ""),
             )
         try:
             yield
         finally:
             os.close(handle)
 
+    @contextlib.contextmanager
+    def resuming(self, run_id: str) -> Iterator[None]:
+        """Show other processes inside the block that the user resumes the run from here."""
+        handle = try_held(self._lock_folder(run_id) / RESUME_LOCK)
+        try:
+            yield
+        finally:
+            if handle is not None:  # else another process resumes it, which is shown as well
+                os.close(handle)
+
+    def _lock_folder(self, run_id: str) -> Path:
+        folder = self.paths.run(run_id)
+        if folder.is_symlink():
+            raise UserError(
+                f"{folder} is a symbolic link, so nothing is written there", "Remove the link."
+            )
+        return private_folder(folder)
+
     def is_launching(self, run_id: str) -> bool:
         """Return True if a living process is launching the run."""
         try:
-            path = self.paths.run(run_id) / _LAUNCH_LOCK
+            return is_held(self.paths.run(run_id) / LAUNCH_LOCK)
         except UnsafeName:
             return False  # no run with such an id is ever launched
-        # Taking the lock would create the file, and fails if the run has no folder here.
-        if not path.exists():
-            return False
-        handle = try_locked(path)
-        if handle is None:
-            return True
-        os.close(handle)
-        return False
 
     def remove_folder(self, run_id: str) -> None:
         """Remove the run's mirrors from this PC; follow no symbolic link.

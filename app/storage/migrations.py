@@ -159,4 +159,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             chunks TEXT NOT NULL
         ) STRICT""",
     ),
+    (
+        # 1: a mandate of its master is signed.
+        "ALTER TABLE attempts ADD COLUMN is_signed INTEGER NOT NULL DEFAULT 0",
+        # Runs that nodes listed: with the key of their master once the user has taken them in.
+        "CREATE TABLE trusted_runs (run_id TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT",
+        "CREATE TABLE ignored_runs (run_id TEXT, node TEXT, PRIMARY KEY (run_id, node)) STRICT",
+    ),
+    # A JSON object; empty: never stopped.
+    ("ALTER TABLE runs ADD COLUMN last_stop TEXT NOT NULL DEFAULT '{}'",),
 )

@@ -6,7 +6,8 @@ withdraws it in one transaction, which ends a recovery in progress.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from app.interruption import InterruptionState
@@ -40,9 +41,19 @@ class RecoveryStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, loss: Loss) -> bool:
-        """Store a loss; return False if its attempt has one already."""
+    def add(self, loss: Loss, stops: int) -> bool:
+        """Store a loss; return False if its attempt has one already.
+
+        Args:
+            loss: loss to store; it is not pending if the user has stopped the run meanwhile.
+            stops: number of stops by the user when the run was judged.
+        """
         with self._database.write() as connection:
+            (newest,) = connection.execute(
+                "SELECT last_stop FROM runs WHERE run_id = ?", (loss.run_id,)
+            ).fetchone() or ("{}",)
+            if json.loads(newest).get("number", 0) > stops:
+                loss = replace(loss, state="left")
             cursor = connection.execute(
                 f"INSERT OR IGNORE INTO recoveries ({_COLUMNS}) "
                 "VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, ?)",

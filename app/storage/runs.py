@@ -21,7 +21,7 @@ from app.storage.database import Database
 
 _COLUMNS = (
     "run_id, name, state, spec, attempt, nodes, message, hint, created_s, started_s, ended_s, "
-    "stop_asked, progress"
+    "stop_asked, progress, last_stop"
 )
 
 
@@ -34,6 +34,18 @@ class StoredProgress:
     loss: float | None = None
     first_loss: float | None = None
     newest_checkpoint_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LastStop:
+    """Newest stop of a run by the user, kept so that a launch in progress finds it."""
+
+    number: int = 0
+    """Number of stops so far, which orders stops and launches without a clock."""
+    time_s: float | None = None
+    """Time of the newest one, in seconds since the epoch; None: never stopped."""
+    by: str = ""
+    """Process that stopped it, such as `rackless runs stop (process 4711)`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +65,7 @@ class RunRecord:
     stop_asked: bool = False
     """True if the user has stopped it; stored so that a new master continues the stop."""
     progress: StoredProgress = field(default_factory=StoredProgress)
+    last_stop: LastStop = field(default_factory=LastStop)
 
 
 Taken = Literal["", "here", "away"]
@@ -69,6 +82,8 @@ class AttemptRecord:
     """Plain form of the sources of model and data at the launch."""
     taken: Taken = ""
     """Master that took it over: this one (`here`) or another (`away`); empty: not taken over."""
+    is_signed: bool = False
+    """True if its master has signed a mandate; False: an earlier version launched it."""
 
     @property
     def is_ours(self) -> bool:
@@ -108,7 +123,7 @@ class RunStore:
             if gone.fetchone():
                 return False
             cursor = connection.execute(
-                f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES ({', '.join('?' * 13)})",
+                f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES ({', '.join('?' * 14)})",
                 _row_of(run),
             )
             # OR IGNORE does not raise for a known id; the row count is 0 then.
@@ -155,7 +170,7 @@ class RunStore:
     def save_attempt(self, attempt: AttemptRecord) -> None:
         with self._database.write() as connection:
             connection.execute(
-                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     attempt.run_id,
                     attempt.attempt,
@@ -164,17 +179,44 @@ class RunStore:
                     attempt.launched_s,
                     json.dumps(attempt.inputs),
                     attempt.taken,
+                    int(attempt.is_signed),
                 ),
             )
 
     def attempts(self, run_id: str) -> tuple[AttemptRecord, ...]:
         """Return the attempts of a run, oldest first."""
         rows = self._database.read(
-            "SELECT run_id, attempt, placements, resume_step, launched_s, inputs, taken "
+            "SELECT run_id, attempt, placements, resume_step, launched_s, inputs, taken, is_signed "
             "FROM attempts WHERE run_id = ? ORDER BY attempt",
             (run_id,),
         )
         return tuple(_attempt_of(row) for row in rows)
+
+    # ------------------------------------------------------------ runs that nodes listed
+
+    def trust(self, run_id: str, key: str) -> None:
+        """Remember that the user, or a signature of this home, vouches for a listed run.
+
+        Args:
+            run_id: id of the run.
+            key: public key of its master, whose later attempts are followed; empty: unknown.
+        """
+        with self._database.write() as connection:
+            connection.execute("INSERT OR REPLACE INTO trusted_runs VALUES (?, ?)", (run_id, key))
+
+    def trusted_key(self, run_id: str) -> str | None:
+        """Return the key given to `trust`, or None if the run was never trusted."""
+        rows = self._database.read("SELECT key FROM trusted_runs WHERE run_id = ?", (run_id,))
+        return str(rows[0][0]) if rows else None
+
+    def ignore(self, run_id: str, node: str) -> None:
+        """Remember that the user does not want to see this run of a node again."""
+        with self._database.write() as connection:
+            connection.execute("INSERT OR REPLACE INTO ignored_runs VALUES (?, ?)", (run_id, node))
+
+    def ignored(self) -> frozenset[tuple[str, str]]:
+        """Return run and node of all ignored runs."""
+        return frozenset(self._database.read("SELECT run_id, node FROM ignored_runs"))
 
     # ------------------------------------------------------------ events
 
@@ -221,6 +263,7 @@ def _row_of(run: RunRecord) -> tuple[Any, ...]:
         run.ended_s,
         int(run.stop_asked),
         json.dumps(to_wire(run.progress)),
+        json.dumps(to_wire(run.last_stop)),
     )
 
 
@@ -239,6 +282,7 @@ def _run_of(row: tuple[Any, ...]) -> RunRecord:
         ended_s=row[10],
         stop_asked=bool(row[11]),
         progress=from_wire(StoredProgress, json.loads(row[12])),
+        last_stop=from_wire(LastStop, json.loads(row[13])),
     )
 
 
@@ -293,4 +337,5 @@ def _attempt_of(row: tuple[Any, ...]) -> AttemptRecord:
         launched_s=row[4],
         inputs=json.loads(row[5]),
         taken=cast(Taken, row[6]),
+        is_signed=bool(row[7]),
     )

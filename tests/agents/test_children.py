@@ -120,3 +120,18 @@ def test_endless_line_is_bounded() -> None:
     _, lines = Children().run([sys.executable, "-c", code])
     assert len(lines) == 1
     assert len(lines[0]) <= 1 << 17
+
+
+def test_a_look_at_a_silent_program_may_end_it() -> None:
+    children, seen = Children(), []
+
+    def look(pid: int) -> None:
+        seen.append(pid)
+        if len(seen) == 2:
+            raise ExpectedError("It hangs.")
+
+    with pytest.raises(ExpectedError, match="It hangs"):
+        children.run([sys.executable, "-c", "import time; time.sleep(60)"], on_look=look)
+    assert seen[0] == seen[1]
+    assert comes_to_an_end(seen[0])
+    assert not children.is_busy

@@ -133,7 +133,7 @@ class Saves:
 
     def kill(self, number: int, draw: random.Random) -> str:
         """Kill the writer at a random instant; return what is wrong with what it left."""
-        from tests.agents.trainer.checkpoint.test_folder import kill_writer
+        from tests.agents.trainer.checkpoint.writer_kills import kill_writer
 
         try:
             self._newest = kill_writer(self._run, number, draw, self._newest)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from agents.supervisor.process_signs import describe_state
+from app.runs.journals.event_text import describe_line
 from tests.campaign.__main__ import main
 from tests.campaign.delays import EVERY_S, Delays
 from tests.campaign.draw import draw_faults, is_possible
@@ -34,7 +36,7 @@ from tests.campaign.record import Record
 from tests.campaign.report import PAGE, replace_part
 from tests.campaign.site import wait_until
 from tests.campaign.table import Campaign, Session, as_markdown, as_text, count_totals, join
-from tests.campaign.verdict import WENT_ON, Finding, conclude
+from tests.campaign.verdict import WENT_ON, Finding, conclude, find_name
 
 CALM = Expectation()
 KILL = Expectation(named=(("{node}",),), within_s=1.0, recovery="recovered", alarms=True)
@@ -322,3 +324,39 @@ def test_a_killed_supervisor_and_a_killed_rank_break_no_promise(tmp_path: Path) 
     assert found["totals"]["healed"] == 2
     # What a supervisor left behind says less of its ranks: the next fault gets a new run.
     assert [one["run"] for one in found["findings"]] == [1, 2]
+
+
+def test_parts_need_no_pytest(tmp_path: Path) -> None:
+    """Those who try the campaign have installed what the app needs alone."""
+    code = (
+        "import sys; sys.modules['pytest'] = None\n"
+        "import pathlib, random\n"
+        "import tests.campaign.__main__, tests.campaign.hours, tests.campaign.peer\n"
+        "from tests.campaign.parts import Saves, Starts\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "Starts(folder)\n"
+        "print(Saves(folder).kill(1, random.Random(1)) or 'whole')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "whole", done.stderr
+
+
+@pytest.mark.parametrize(("kind", "lacks"), [("no-inodes-node", "files"), ("full-disk-node", "")])
+def test_words_of_full_disks_are_those_that_the_keeper_prints(kind: str, lacks: str) -> None:
+    line = {"kind": "disk", "time_s": 10.0, "lacks": lacks or "bytes"}
+    entry = describe_line(line, "r1", 1, "node1", None)
+    assert entry is not None
+    expectation = FAULTS[kind](random.Random(1), 8.0).expectation
+    victim = {"node": "node1", "rank": "0"}
+    assert find_name(expectation, [(10.0, entry.event.text)], victim) is not None
+
+
+@pytest.mark.parametrize("kind", ["rank-frozen", "rank-frozen-loading", "rank-stop-loading"])
+def test_words_of_halted_ranks_are_those_of_their_supervisor(kind: str) -> None:
+    fault = FAULTS[kind](random.Random(1), 8.0)
+    state = "T" if "stop" in kind else "F"
+    told = f"Rank 0 on node node1 (cpu) has stood still for 2 s.{describe_state(state)}"
+    victim = {"node": "node1", "rank": "0"}
+    assert find_name(fault.expectation, [(10.0, told)], victim) is not None

@@ -42,8 +42,8 @@ from agents.contract.requests.hub import (
     FetchSnapshot,
     FindSnapshot,
     FoundSnapshot,
+    KeepSnapshot,
     OfferSnapshot,
-    ShowSnapshot,
 )
 from agents.contract.requests.jobs import CalibrationJob, PreviewJob
 from agents.contract.requests.models import FoundConfig, InspectModel, ModelRefusals, ReadConfig
@@ -57,6 +57,8 @@ from agents.contract.requests.runs import (
     DeleteCheckpoint,
     DeleteRun,
     Fence,
+    Halted,
+    HaltRun,
     HashArtifact,
     HashedFiles,
     ListCheckpoints,
@@ -64,7 +66,7 @@ from agents.contract.requests.runs import (
     VerifyCheckpoint,
 )
 from agents.contract.requests.shared import PlaceAnswers, PlaceQueries
-from agents.contract.requests.storage import Freed
+from agents.contract.requests.storage import FindMarks, FoundMarks, Freed, MarkHome
 from agents.contract.requests.streams import ListStreams, ReadStream, StreamSizes
 from agents.contract.run import (
     AttemptIntent,
@@ -85,6 +87,8 @@ from app.forecasts.planner import Planner
 from app.library.bundles import Source
 from app.library.configs import ConfigLibrary
 from app.paths import Paths
+from app.runs.mandates import MasterKey
+from app.runs.nodes.attempt_status import active_attempts
 from app.runs.nodes.node_pool import BytesProgress, OnTransfers
 from app.runs.run_repository import RunRepository
 from app.runs.services import Services
@@ -157,10 +161,13 @@ class FakeNode(FakeAgent):
     damaged: set[int] = field(default_factory=set)
     """Steps whose files do not match their hashes."""
     fences: dict[str, int] = field(default_factory=dict)
+    halts: dict[str, int] = field(default_factory=dict)
     places: dict[str, PlaceAnswer] = field(default_factory=dict)
     """Where it can read what the master has at a path."""
     intents: list[AttemptIntent] = field(default_factory=list)
     stops: list[tuple[str, int, float]] = field(default_factory=list)
+    closings: list[str] = field(default_factory=list)
+    """Signatures by which nodes are told never to recover an attempt; empty: they may."""
     wishes: list[ControlRequest] = field(default_factory=list)
     grant: Callable[[str, int, ControlRequest], None] | None = None
     """Answer a control request as the trainer does."""
@@ -178,13 +185,17 @@ class FakeNode(FakeAgent):
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By the model's path or id."""
     snapshots: dict[str, HubSnapshot] = field(default_factory=dict)
-    """Models in the hub's cache, by their id."""
+    """Models in the hub's cache or copied from another PC, by their id."""
+    copied: dict[str, str] = field(default_factory=dict)
+    """Folders of the copied ones, by their id."""
     hub: dict[str, HubSnapshot | RacklessError] = field(default_factory=dict)
     """What a download gives, by the model's id; one without a name gives nothing to copy."""
     refusals: dict[str, tuple[ModelRefusal, ...]] = field(default_factory=dict)
     """Why a model on this node cannot be trained, by its path or id."""
     artifacts: dict[str, tuple[FileEntry, ...]] = field(default_factory=dict)
     """By their folder."""
+    home_marks: set[str] = field(default_factory=set)
+    """Marks in its folder; nodes with one folder have one set."""
     calls: list[str] = field(default_factory=list)
 
     # ------------------------------------------------------------ switches
@@ -226,6 +237,16 @@ class FakeNode(FakeAgent):
         self._answer("facts")
         return self.facts_now
 
+    @answers(MarkHome)
+    async def mark_home(self, request: MarkHome, progress: Report = None) -> None:
+        self._answer("mark_home")
+        (self.home_marks.discard if request.removes else self.home_marks.add)(request.mark)
+
+    @answers(FindMarks)
+    async def find_marks(self, request: FindMarks, progress: Report = None) -> FoundMarks:
+        self._answer("find_marks")
+        return FoundMarks(marks=tuple(mark for mark in request.marks if mark in self.home_marks))
+
     @answers(ChoosePort)
     async def port_choose(self, request: ChoosePort, progress: Report = None) -> ChosenPort:
         self._answer("port_choose")
@@ -242,6 +263,8 @@ class FakeNode(FakeAgent):
             await self.launch_gate.wait()
         if self.launch_error is not None:
             raise self.launch_error
+        if intent.attempt <= self.halts.get(intent.run_id, 0):
+            raise UserError(f"Run {intent.run_id} was stopped")
         self.intents.append(intent)
         status = AttemptStatus(
             run_id=intent.run_id,
@@ -254,6 +277,7 @@ class FakeNode(FakeAgent):
             master=intent.master,
             is_confirmed=intent.confirm_s is None,
             election=intent.election,
+            proof=intent.proof,
         )
         self.attempts[intent.run_id, intent.attempt] = status
         return status
@@ -276,6 +300,7 @@ class FakeNode(FakeAgent):
     @answers(KeepAttempt)
     async def keep(self, request: KeepAttempt, progress: Report = None) -> None:
         self._answer("keep_closed" if request.is_closed else "keep")
+        self.closings.append(request.closing)
 
     @answers(ReadAttempt)
     async def attempt_status(self, request: ReadAttempt, progress: Report = None) -> AttemptStatus:
@@ -300,6 +325,7 @@ class FakeNode(FakeAgent):
         run_id, attempt = request.run_id, request.attempt
         self._answer("stop")
         self.stops.append((run_id, attempt, request.grace_s))
+        self.closings.append(request.closing)
         await asyncio.sleep(self.stop_delay_s)
         if self.stop_error is not None:
             raise self.stop_error
@@ -364,7 +390,9 @@ class FakeNode(FakeAgent):
     @answers(FindSnapshot)
     async def hub_snapshot(self, request: FindSnapshot, progress: Report = None) -> FoundSnapshot:
         self._answer("hub_snapshot")
-        return FoundSnapshot(snapshot=self.snapshots.get(request.model))
+        return FoundSnapshot(
+            snapshot=self.snapshots.get(request.model), folder=self.copied.get(request.model, "")
+        )
 
     @answers(FetchSnapshot)
     async def hub_fetch(self, request: FetchSnapshot, progress: Report = None) -> FoundSnapshot:
@@ -382,10 +410,13 @@ class FakeNode(FakeAgent):
     async def hub_offer(self, request: OfferSnapshot, progress: Report = None) -> None:
         self._answer("hub_offer")
 
-    @answers(ShowSnapshot)
-    async def hub_show(self, request: ShowSnapshot, progress: Report = None) -> None:
-        self._answer("hub_show")
-        self.snapshots[request.place.model] = request.place.snapshot
+    @answers(KeepSnapshot)
+    async def hub_keep(self, request: KeepSnapshot, progress: Report = None) -> FoundSnapshot:
+        self._answer("hub_keep")
+        place = request.place
+        self.snapshots[place.model] = place.snapshot
+        self.copied[place.model] = f"/home/anna/.rackless/{place.folder}"
+        return FoundSnapshot(snapshot=place.snapshot, folder=self.copied[place.model])
 
     @answers(ReadConfig)
     async def model_config(self, request: ReadConfig, progress: Report = None) -> FoundConfig:
@@ -441,7 +472,17 @@ class FakeNode(FakeAgent):
         self._answer("run_fence")
         fence = max(request.attempt, self.fences.get(request.run_id, 0))
         self.fences[request.run_id] = fence
-        return Fence(attempt=fence)
+        return Fence(attempt=fence, halted=self.halts.get(request.run_id, 0))
+
+    @answers(HaltRun)
+    async def run_halt(self, request: HaltRun, progress: Report = None) -> Halted:
+        run_id = request.run_id
+        self._answer("run_halt")
+        own = {number: status for (run, number), status in self.attempts.items() if run == run_id}
+        newest = max(request.attempt, self.fences.get(run_id, 0), *own, self.halts.get(run_id, 0))
+        self.halts[run_id] = newest
+        active = active_attempts(own.values())
+        return Halted(attempt=newest, active=tuple(status.attempt for status in active))
 
     @answers(ClaimAttempt)
     async def run_claim(self, request: ClaimAttempt, progress: Report = None) -> Claim:
@@ -581,7 +622,12 @@ class FakeCluster:
         return ()
 
     async def copy(
-        self, source: str, targets: Sequence[str], path: str, progress: OnTransfers | None = None
+        self,
+        source: str,
+        targets: Sequence[str],
+        path: str,
+        progress: OnTransfers | None = None,
+        expected: Mapping[str, int] | None = None,
     ) -> tuple[str, ...]:
         for target in targets:
             self.copies.append((source, target, path))
@@ -614,6 +660,7 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
         configs=ConfigLibrary(paths.configs, {"HF_HUB_OFFLINE": "1", "HOME": str(home)}),
         artifacts=ArtifactStore(database),
         recoveries=recoveries,
+        key=MasterKey(paths.master_key),
     )
     services.hooks.forecast = Planner(services).forecast
     services.hooks.learn = functools.partial(learn_from_run, services)

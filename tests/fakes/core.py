@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 import typing
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +44,8 @@ from app.events import (
     EvaluationRecord,
     EventHub,
     ExportedModel,
+    FoundRun,
+    FoundRunsChanged,
     LinkSnapshot,
     LogArrived,
     NodeChanged,
@@ -702,6 +704,19 @@ class FakeRuns:
         await self._core.act("runs.stop_on", action.run_id, action.node)
         return AttemptStatus(run_id=action.run_id, attempt=1, node=action.node, state="stopped")
 
+    async def find(self, action: runs.FindRuns, report: Report) -> tuple[FoundRun, ...]:
+        return self._core.found
+
+    async def adopt(self, action: runs.AdoptRun, report: Report) -> RunSnapshot:
+        await self._core.act("runs.adopt", action.run_id, action.node, action.files)
+        self._core.put_found(r for r in self._core.found if r.run_id != action.run_id)
+        self._core.put_run(make_run(action.run_id, "adopted", "running"))
+        return self._core.run_map[action.run_id]
+
+    async def ignore(self, action: runs.IgnoreRun, report: Report) -> None:
+        await self._core.act("runs.ignore", action.run_id, action.node)
+        self._core.put_found(r for r in self._core.found if r.run_id != action.run_id)
+
     async def save(self, action: runs.SaveCheckpoint, report: Report) -> SaveResult:
         await self._core.act("runs.save", action.run_id)
         return SaveResult(step=412, stall_s=0.018, seconds=2.1)
@@ -968,6 +983,8 @@ class FakeCore:
 
     node_map: dict[str, NodeSnapshot] = field(default_factory=dict)
     run_map: dict[str, RunSnapshot] = field(default_factory=dict)
+    found: tuple[FoundRun, ...] = ()
+    """Runs on nodes that are not this home's."""
     step_map: dict[str, list[StepRecord]] = field(default_factory=dict)
     evaluation_map: dict[str, list[EvaluationRecord]] = field(default_factory=dict)
     plan_answer: Plan | Exception = field(default_factory=make_plan_of_all)
@@ -1070,6 +1087,10 @@ class FakeCore:
     def put_node(self, node: NodeSnapshot) -> None:
         self.node_map[node.name] = node
         self.events.publish(NodeChanged(node))
+
+    def put_found(self, found: Iterable[FoundRun]) -> None:
+        self.found = tuple(found)
+        self.events.publish(FoundRunsChanged(self.found))
 
     def put_run(self, run: RunSnapshot) -> None:
         self.run_map[run.run_id] = run

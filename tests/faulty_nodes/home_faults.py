@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.cluster.namespaces import SUBNET
 from tests.faulty_nodes.fault import Fault, Inject
-from tests.faulty_nodes.site import USER, USER_ID, FaultySite, Session, mount_tmpfs
+from tests.faulty_nodes.site import USER, USER_ID, FaultySite, Session, agent_home, mount_tmpfs
 from tests.faulty_nodes.system_faults import put_card, stop_clock_service
 
 NVML_MISMATCH = 18
@@ -132,6 +132,22 @@ def add_device(site: FaultySite, stack: ExitStack, name: str, address: str) -> N
     site.in_node(stack, node, f"ip link set {name}-far up")
 
 
+def share_home(site: FaultySite, stack: ExitStack) -> None:
+    """One folder of the agent for two nodes, as with a home on NFS."""
+    first, second = site.nodes[:2]
+    shared = {"RACKLESS_AGENT_HOME": str(agent_home(first))}
+    site.change_session(stack, second, Session(variables=shared))
+
+
+def set_variables(**variables: str) -> Inject:
+    """Return the fault of a login with these variables."""
+
+    def inject(site: FaultySite, stack: ExitStack) -> None:
+        site.change_session(stack, site.nodes[0], Session(variables=variables))
+
+    return inject
+
+
 def be_noexec(site: FaultySite, stack: ExitStack) -> None:
     temporary = site.folder / "noexec"
     temporary.mkdir(exist_ok=True)
@@ -177,6 +193,12 @@ HOME_FAULTS = (
           says=f"updated to {NEW_DRIVER} while {OLD_DRIVER} is still loaded", also_fails=("gpu",)),
     Fault(name="Wi-Fi takes the traffic of the cable", inject=join_by_wifi, check="route",
           status="warn", says="leave by wlan0 (Wi-Fi), not by eth0", also_fails=("tcp",)),
+    Fault(name="one home for two nodes", inject=share_home, check="shared-home", status="fail",
+          says="node1 and node2 have one folder for the agent"),
+    Fault(name="GPUs hidden by the login", inject=set_variables(CUDA_VISIBLE_DEVICES="1"),
+          check="variables", status="warn", says="hides or reorders GPUs"),
+    Fault(name="NCCL set on one node", inject=set_variables(NCCL_PROTO="LL"), check="variables",
+          status="warn", says="NCCL_PROTO is not the same on all nodes"),
 )  # fmt: skip
 ODDITIES: Mapping[str, Inject] = {
     "login script that prints": write_rc("echo Welcome; echo 'RACKLESS 1' >&2; fortune"),
@@ -185,4 +207,7 @@ ODDITIES: Mapping[str, Inject] = {
     "one session for each connection": set_sshd("MaxSessions 1"),
     "two routers": add_second_router,
     "noexec folder for temporary files": be_noexec,
+    "debugging in the login": set_variables(
+        TORCH_DISTRIBUTED_DEBUG="DETAIL", PYTHONOPTIMIZE="2", PYTHONWARNINGS="error"
+    ),
 }

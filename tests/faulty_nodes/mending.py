@@ -14,7 +14,7 @@ from tests.faulty_nodes.site import PASSWORD, Checked, FaultySite
 
 _QUESTION = "Apply this? [y/N] "
 _PASSWORD_QUESTION = "Password for sudo on "
-_COMPARED = ("interface", "mtu")
+_COMPARED = ("interface", "mtu", "machine-id")
 """Checks that compare nodes, without a peer in their rows."""
 
 

@@ -226,7 +226,7 @@ NETWORK_FAULTS = (
     Fault(name="127.0.1.1 in hosts", inject=loop_name, check="hostname", status="warn",
           says="127.0.1.1, which is loopback", repair="own-name"),
     Fault(name="cloned disk", inject=clone_disk, check="machine-id", status="warn", node="node2",
-          says="the machine id of node1: its disk was cloned"),
+          says="the machine id of node1: its disk was cloned", repair="new-machine-id"),
     Fault(name="cable pulled", inject=cut_cable, check="reach", status="fail", says="10.77.0.11"),
     Fault(name="no SSH server", inject=stop_server, check="reach", status="fail",
           says="nothing listens"),

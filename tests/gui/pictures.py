@@ -862,10 +862,19 @@ def set_scenes(logs: Path, only: str = "") -> Iterator[tuple[str, Stage, QWidget
 
 
 def make_stage_of(
-    application: QApplication, theme: Theme, name: str, logs: Path, patience_s: float = 0.05
+    application: QApplication,
+    theme: Theme,
+    name: str,
+    logs: Path,
+    patience_s: float = 0.05,
+    alter: Callable[[FakeCore], None] = lambda core: None,
 ) -> tuple[Stage, QWidget]:
-    """Return a stage that shows the picture `name`, and the window or dialog on it."""
+    """Return a stage that shows the picture `name`, and the window or dialog on it.
+
+    `alter` changes what the core knows and answers before it is shown.
+    """
     core = busy_core(logs) if name in BUSY else FakeCore(log_folder=logs)
+    alter(core)
     stage = Stage(application, theme, core, demo=_no_demo)
     core.on_loop(publish_history, core)
     stage.settle(patience_s)

@@ -53,6 +53,10 @@ def rackless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Ra
     return command
 
 
+ADOPT = ("runs", "adopt", "r-1", "--node", "liar", "--yes")
+"""The user agrees to watch the run that the node lists."""
+
+
 def status(**changes: object) -> dict[str, object]:
     """An attempt that a node reports."""
     rank = {"rank": 0, "local_rank": 0, "node": "liar", "device": "cpu"}
@@ -91,6 +95,7 @@ def test_a_lying_node_writes_nothing_outside_runs_and_deleting_its_run_deletes_n
         }
     )
     rackless(*pc.arguments())
+    rackless("runs", "adopt", told.get("run_id", "r-1"), "--node", "liar", "--yes")
     shown = json.loads(rackless("runs", "list", "--json") or "null")
     runs = shown if isinstance(shown, list) else shown["runs"]
     for one in runs:
@@ -143,6 +148,7 @@ def test_a_lying_log_fills_no_disk_and_writes_only_its_own_mirror(
         }
     )
     said = rackless(*pc.arguments())
+    said += rackless(*ADOPT)
     said += rackless("runs", "list")
     mirrored = [p for p in (tmp_path / "home" / "runs").rglob("*.*") if p.is_file()]
     sizes = {path.name: path.stat().st_size for path in mirrored}
@@ -164,6 +170,8 @@ def test_the_log_of_the_same_node_is_mirrored_while_it_tells_the_truth(
         }
     )
     rackless(*pc.arguments())
+    assert not (tmp_path / "home" / "runs" / "r-1").exists(), "the user has not agreed"
+    rackless(*ADOPT)
     log = tmp_path / "home" / "runs" / "r-1" / "attempts" / "1" / "liar" / "rank-0.log"
     assert log.read_bytes() == b"evil"
 
@@ -180,6 +188,7 @@ def test_names_of_streams_from_a_node_are_only_the_documented_ones(
         }
     )
     rackless(*pc.arguments())
+    rackless(*ADOPT)
     found = {path.name for path in (tmp_path / "home" / "runs").rglob("*") if path.is_file()}
     attack(given="odd names of streams", tried=f"{names}", happened=f"files: {sorted(found)}")
     assert not found & set(names)
@@ -216,6 +225,7 @@ def test_wrong_answers_about_a_running_run_leave_every_list_usable(
     streams = {"stream.list": {"streams": {}}}
     pc.says({"attempt.list": {"attempts": [known]}, "attempt.status": known, **streams})
     rackless(*pc.arguments())
+    rackless(*ADOPT)
     assert "running" in rackless("runs", "list")
     lines = {"attempt.status": [json.dumps({"type": "response", "id": "NUMBER", **answer})]}
     lines["attempt.status"] = [lines["attempt.status"][0].replace('"NUMBER"', "NUMBER")]
@@ -242,7 +252,8 @@ def test_what_a_node_says_is_shown_escaped_on_a_terminal(
     facts = {**FACTS, "hostname": evil, "cpu": evil, "gpus": [gpu], "gpu_problem": evil}
     pc.says({"facts": facts, "attempt.list": {"attempts": [status(message=evil, hint=evil)]}})
     said = rackless(*pc.arguments())
-    for words in (("nodes", "list"), ("nodes", "show", "liar"), ("runs", "list"),
+    for words in (("nodes", "list"), ("nodes", "show", "liar"), ("runs", "found"), ADOPT,
+                  ("runs", "list"),
                   ("runs", "show", "r-1"), ("check", "liar")):  # fmt: skip
         said += rackless(*words)
     attack(given="names with control characters", tried=repr(evil), happened=ascii(said[:300]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -79,6 +80,28 @@ def test_every_start_of_a_program_says_where_it_imports_from() -> None:
         assert "cwd" in given, f"{file}:{call.lineno} inherits the caller's folder: {text}"
         safe = "env" in given or ISOLATED in text
         assert safe, f"{file}:{call.lineno} inherits the caller's PYTHONPATH: {text}"
+
+
+def test_every_python_of_a_set_up_is_isolated() -> None:
+    """So are those in the commands that guides, hints and shortcuts name."""
+    pattern = r"-m['\", ]+(?:pip|venv|ensurepip|PyInstaller)\b|[pP]ython\S* -c "
+    found = []
+    for file in (
+        *(ROOT / "installers").glob("*.*"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "resources" / "help").glob("*.md"),
+        *(ROOT / "app").rglob("*.py"),
+        *(ROOT / "agents").rglob("*.py"),
+        ROOT / "README.md",
+    ):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if re.search(pattern, line) and not line.lstrip().startswith("#"):
+                found.append(f"{file.relative_to(ROOT)}: {line.strip()}")
+    assert len(found) >= 12, "the search for set-ups finds too little"
+    safe = ("-I", "isolated ")
+    # The agent gives its children a safe folder and PYTHONSAFEPATH.
+    loose = [f for f in found if not any(w in f for w in safe) and "agents/node/" not in f]
+    assert loose == []
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from app.cli.main import run
 from app.errors import UserError
 from app.library.data import explain_missing_data, find_data
 from app.library.models import find_model, find_tokenizer
+from app.library.private_places import explain_private
 from app.runfile.run_file import read_run_file
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
@@ -59,6 +61,12 @@ PRIVATE = (
     "project/.git/config.txt",
     "rackless/nodes.json",
     "rackless/runs/r-1/attempts/1/alpha/rank-0.txt",
+    "project/secrets.json",
+    "project/client_secret_12.json",
+    "project/hf-token.txt",
+    "Downloads/Chrome Passwords.csv",
+    "project/myApiKeys.json",
+    "project/service-account.json",
 )
 
 
@@ -107,7 +115,8 @@ def test_a_run_file_cannot_send_private_folders(services: Services, user: Path, 
 @pytest.mark.parametrize(
     "name",
     ["/proc/self/environ", "/proc/self/root/etc/passwd", "/dev/zero", "/dev/stdin", "/etc/shadow",
-     "/etc", "/proc", "/sys/kernel", "/dev/fd/0"],
+     "/etc", "/proc", "/sys/kernel", "/dev/fd/0", "/var",
+     "/var/log/syslog", "/var/lib/x/rows.jsonl"],
 )  # fmt: skip
 def test_a_run_file_cannot_send_files_of_the_system(
     services: Services, tmp_path: Path, name: str, attack: Attack
@@ -127,6 +136,94 @@ def test_a_private_key_is_no_data_wherever_it_lies(
 ) -> None:
     (tmp_path / "notes.txt").write_text(f"{start}\nb3BlbnNzaC1rZXk\n")
     assert "is a private key" in refuse(services, write_run(tmp_path, "notes.txt"))
+
+
+@pytest.mark.parametrize("name", ["/var/home/anna/rows.jsonl", "/var/tmp/rows.jsonl"])
+def test_folders_of_users_below_a_folder_of_the_system_are_theirs(name: str) -> None:
+    assert explain_private(name) == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["secrets.jsonl", "token-counts.csv", "tokens.json", "the-secret-garden-by-burnett.txt"]
+)
+def test_data_that_is_about_secrets_is_data(services: Services, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"text": "x"}\n' if "json" in name else "text\nx\n")
+    assert find_data(str(tmp_path / name), "data.train", services.hashes).member == name
+
+
+def test_a_folder_of_data_is_not_sent_with_a_file_of_secrets(
+    services: Services, tmp_path: Path
+) -> None:
+    for name in ("rows.jsonl", "secrets.json"):
+        (tmp_path / "data" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "data" / name).write_text(ROWS)
+    with pytest.raises(UserError, match=r"secrets\.json is named like .* is not sent"):
+        find_data(str(tmp_path / "data"), "data.train", services.hashes)
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(os.path.relpath(path))
+
+
+def make_link_to_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+ODD = {
+    "a pipe": make_pipe,
+    "a socket": make_socket,
+    "a folder": Path.mkdir,
+    "a device": make_link_to_device,
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_file_is_refused_wherever_a_file_is_named(
+    services: Services,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    attack: Attack,
+) -> None:
+    monkeypatch.setenv("RACKLESS_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    odd = tmp_path / "odd.yaml"
+    ODD[kind](odd)
+    good = write_run(tmp_path / "good", "rows.jsonl")
+    (tmp_path / "good" / "rows.jsonl").write_text(ROWS)
+    for words in (
+        ("plan", "odd.yaml"),
+        ("preview", "odd.yaml"),
+        ("start", "odd.yaml"),
+        ("recipes", "save", "odd.yaml", "--title", "x"),
+        ("plan", str(good), "--cluster", "odd.yaml"),
+        ("nodes", "add", "--from", "odd.yaml"),
+        ("nodes", "add", "x", "--ssh", "anna@127.0.0.1:1", "--key", "odd.yaml"),
+        ("nodes", "windows-script", "x", "--public-key", "odd.yaml"),
+    ):
+        code = run(words)
+        said = "".join(capsys.readouterr())
+        attack(given=f"{kind} as a file", tried=f"rackless {' '.join(words)}", happened=said)
+        assert code in (1, 2), words
+        assert "internal error" not in said
+        assert f"is {kind}, not a file" in said, (words, said)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a socket", "a device"])
+def test_what_is_no_folder_is_refused_as_a_model(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ODD[kind](tmp_path / "odd")
+    for find in (find_model, find_tokenizer):
+        with pytest.raises(UserError, match=rf"is {kind}, not a folder"):
+            find(str(tmp_path / "odd"), services.hashes)
 
 
 def test_a_pipe_as_data_is_refused_at_once(tmp_path: Path, attack: Attack) -> None:

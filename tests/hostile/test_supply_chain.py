@@ -31,6 +31,7 @@ from app.nodes.bootstrap import StartedAgent, start_agent
 from app.nodes.transport.local import LocalConnection
 from tests.fakes.package_site import put_pip
 from tests.fakes.packages import flip_a_bit, lock_of, make_sdist, make_wheel, sha256_of
+from tests.hostile.planted import plant, ran
 
 ROOT = Path(__file__).resolve().parents[2]
 SHA256 = "ab" * 32
@@ -403,13 +404,21 @@ def test_the_set_up_of_this_pc_refuses_a_wheel_with_one_wrong_bit_by_name(
         (project / "installers" / f"{name}.lock").write_text(text)
     for name in ("train", "torch-cpu", "torch-cu130"):
         (project / "resources" / "environments" / f"{name}.lock").write_text(text)
+    # Started from a folder of a stranger, with modules named as those of Python.
+    plant(tmp_path / "trap", tmp_path / "canary", "pip", "ensurepip", "setuptools", "subprocess")
     done = subprocess.run(
         ["sh", str(project / "installers" / "setup.sh"), "demo", "--headless"],
-        env={**os.environ, "RACKLESS_VENV": str(tmp_path / "venv")},
+        env={
+            **os.environ,
+            "RACKLESS_VENV": str(tmp_path / "venv"),
+            "PYTHONPATH": str(tmp_path / "trap"),
+        },
+        cwd=tmp_path / "trap",
         capture_output=True,
         text=True,
         check=False,
     )
+    assert ran(tmp_path / "canary") == ""
     attack(
         given="a wheel with one bit changed in the package index of this PC",
         tried="sh installers/setup.sh demo",

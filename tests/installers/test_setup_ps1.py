@@ -113,6 +113,7 @@ class FakePc(FakeWindows):
             self.ran.append(words)
             self._interpreter.scopes[0]["lastexitcode"] = 3
             return []
+        assert words.pop(0) == "-I", "a module of the current folder could run"
         if words[0] == "-c":
             return [self.versions.get(program, "")]
         if words[:2] == ["-m", "venv"]:

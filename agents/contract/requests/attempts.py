@@ -53,6 +53,9 @@ class KeepAttempt(NodeRequest[None]):
     attempt: int
     is_closed: bool
     """True if the attempt is closed, so that its nodes no longer recover it."""
+    closing: str = ""
+    """Signature of `closing_bytes` by which the other nodes know it; empty: a master of an earlier
+    version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +95,9 @@ class StopAttempt(NodeRequest[AttemptStatus]):
     """Time for the ranks to save and exit by themselves, in seconds."""
     at_loss: bool = False
     """True if another node was lost, so that the ranks save by themselves."""
+    closing: str = ""
+    """Signature of `closing_bytes`, by which nodes that miss the stop respect it later; empty: a
+    master of an earlier version."""
 
     def check_foreign(self) -> None:
         check_number("grace_s", self.grace_s, 0, MAX_WAIT_S)

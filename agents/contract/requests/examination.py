@@ -8,8 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agents.contract.names import check_text
-from agents.contract.node import MAX_LISTED
+from agents.contract.names import (
+    MAX_PORT,
+    check_address,
+    check_device,
+    check_number,
+    check_text,
+    drop_odd_paths,
+    drop_odd_words,
+)
+from agents.contract.node import MAX_BYTES, MAX_LISTED, MTUS, SPEEDS_MBIT, drop_odd_numbers
 from agents.contract.requests import NodeRequest
 from agents.contract.wake import WakeTarget
 
@@ -22,6 +30,10 @@ SyncService = Literal["on", "off", "none"]
 
 NO_LIMIT = 2**63 - 1
 """Value of a login limit that is not set."""
+_COUNTS = (
+    *("inodes", "inodes_free", "swap_bytes", "shm_bytes", "shm_free_bytes"),
+    *("temporary_free_bytes", "max_open_files", "max_processes", "max_address_bytes"),
+)
 
 
 def _check_texts(record: object, *names: str) -> None:
@@ -55,7 +67,10 @@ class Route:
     device."""
 
     def check_foreign(self) -> None:
-        _check_texts(self, "address", "device", "source", "gateway")
+        for name in ("address", "source", "gateway"):
+            check_address(name, getattr(self, name))
+        check_device("device", self.device)
+        drop_odd_numbers(self, mtu=MTUS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,9 +134,12 @@ class SystemFacts:
     memory without it."""
 
     def check_foreign(self) -> None:
-        _check_texts(self, "home", "home_file_system", "boot_id", "first_process", "user")
-        _check_texts(self, "temporary_folder")
+        drop_odd_paths(self, "home", "temporary_folder")
+        drop_odd_words(self, "home_file_system", "boot_id", "first_process", "user")
         _check_lists(self, "hostname_addresses")
+        for address in self.hostname_addresses or ():
+            check_address("hostname_addresses", address)
+        drop_odd_numbers(self, **dict.fromkeys(_COUNTS, (0, NO_LIMIT)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +167,11 @@ class DeviceFacts:
     """Number of times that the link was lost."""
 
     def check_foreign(self) -> None:
-        _check_texts(self, "name", "driver")
+        check_device("name", self.name)
+        drop_odd_words(self, "driver")
+        drop_odd_numbers(self, mtu=MTUS, speed_mbit=SPEEDS_MBIT, best_speed_mbit=SPEEDS_MBIT)
+        counters = ("packets", "errors", "dropped", "carrier_losses")
+        drop_odd_numbers(self, **dict.fromkeys(counters, (0, NO_LIMIT)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +187,8 @@ class RdmaFacts:
     """`InfiniBand` or `Ethernet`."""
 
     def check_foreign(self) -> None:
-        _check_texts(self, "name", "state", "rate", "link")
+        check_device("name", self.name)
+        _check_texts(self, "state", "rate", "link")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +202,8 @@ class NetworkFacts:
 
     def check_foreign(self) -> None:
         _check_lists(self, "devices", "rdma")
+        for port in self.port_range or ():
+            check_number("port_range", port, 0, MAX_PORT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +236,9 @@ class DriverFacts:
         return None not in versions and versions[0] != versions[1]
 
     def check_foreign(self) -> None:
-        _check_texts(self, "module_version", "library_version", "smi_message")
+        drop_odd_words(self, "module_version", "library_version")
+        drop_odd_numbers(self, num_cards=(0, MAX_LISTED))
+        _check_texts(self, "smi_message")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,8 +260,14 @@ class WslFacts:
     """Ports of an SSH server in this distribution."""
 
     def check_foreign(self) -> None:
-        _check_texts(self, "version", "linux_driver")
+        _check_texts(self, "version")
+        # Empty means that none is installed.
+        if self.linux_driver:
+            drop_odd_words(self, "linux_driver")
         _check_lists(self, "config", "sshd_ports")
+        for port in self.sshd_ports or ():
+            check_number("sshd_ports", port, 0, MAX_PORT)
+        drop_odd_numbers(self, windows_memory_bytes=(0, MAX_BYTES))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,6 +297,8 @@ class FindRoutes(NodeRequest[Routes]):
 
     def check_foreign(self) -> None:
         _check_lists(self, "addresses")
+        for address in self.addresses:
+            check_address("addresses", address)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from agents.contract.formats import ENGINES, EXPORTS, METHODS, Engine, Method
@@ -39,6 +40,37 @@ class Origin:
     data_sha256: str | None = None
     licence: str | None = None
     """Licence in the card of the base model; None: the card names no licence."""
+
+
+_MARKDOWN = re.compile(r"([\\`*_<>\[\]#|!&~])")
+_LICENCE = re.compile(r"[A-Za-z0-9][\w.+-]{0,95}")
+
+
+def card_text(text: str) -> str:
+    """Return a name as plain text of a card: on one line, without Markdown or HTML.
+
+    >>> print(card_text("poems <img src=x>\\n---"))
+    poems \\<img src=x\\> ---
+    """
+    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
+
+
+def card_code(text: str) -> str:
+    """Return a name, path or hash as code in a card.
+
+    >>> card_code("x` <b>")
+    "`x' <b>`"
+    """
+    return f"`{' '.join(text.split()).replace('`', chr(39))}`"
+
+
+def card_licence(licence: str | None) -> str:
+    """Return the line about the licence at the top of a card, or an empty text.
+
+    >>> card_licence("mit"), card_licence("mit\\nbase_model: x"), card_licence(None)
+    ('license: mit\\n', '', '')
+    """
+    return f"license: {licence}\n" if licence and _LICENCE.fullmatch(licence) else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

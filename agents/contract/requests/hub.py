@@ -14,11 +14,13 @@ from agents.contract.requests import HASH_S, NodeRequest
 class FoundSnapshot:
     snapshot: HubSnapshot | None
     """Snapshot; None: the cache lacks a part of it, or has it in a form that cannot be copied."""
+    folder: str = ""
+    """Path of the agent's own copy of it on the node; empty: it is in the hub's cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FindSnapshot(NodeRequest[FoundSnapshot]):
-    """Find a model in the cache."""
+    """Find a model in the cache, else among the agent's own copies."""
 
     kind = "hub.snapshot"
     model: str
@@ -43,7 +45,7 @@ class FetchSnapshot(NodeRequest[FoundSnapshot]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotPlace:
-    """A snapshot in a node's cache, and a folder with the same files below its agent's home."""
+    """A snapshot, and a folder with the same files below a node's agent's home."""
 
     model: str
     """Hub id."""
@@ -57,7 +59,7 @@ class SnapshotPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfferSnapshot(NodeRequest[None]):
-    """Export a cached snapshot as a folder that other nodes can copy."""
+    """Export a snapshot as a folder that other nodes can copy."""
 
     kind = "hub.offer"
     flat = "place"
@@ -66,10 +68,10 @@ class OfferSnapshot(NodeRequest[None]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShowSnapshot(NodeRequest[None]):
-    """Import a folder as a snapshot into the cache."""
+class KeepSnapshot(NodeRequest[FoundSnapshot]):
+    """Verify a copied folder and use it for its model; the user's cache stays as it is."""
 
-    kind = "hub.show"
+    kind = "hub.keep"
     flat = "place"
     limit_s = HASH_S
     place: SnapshotPlace

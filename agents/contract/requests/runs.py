@@ -52,6 +52,8 @@ class DeleteCheckpoint(NodeRequest[None]):
 class Fence:
     attempt: int
     """Newest attempt that the node knows."""
+    halted: int = 0
+    """Newest attempt that a stop by the user forbids to start; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +74,23 @@ class ClaimAttempt(NodeRequest[Claim]):
     attempt: int
     replaces: int
     """Newest attempt that the claimer knows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Halted:
+    attempt: int
+    """Newest attempt that may not start any more."""
+    active: tuple[int, ...] = ()
+    """Attempts that still have processes, which a stop has to end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HaltRun(NodeRequest[Halted]):
+    """Start none of the run's attempts up to `attempt`, or up to the newest that the node knows."""
+
+    kind = "run.halt"
+    run_id: str
+    attempt: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agents.contract.environments import KeptKind
-from agents.contract.names import check_inside, check_number, check_text, check_time
+from agents.contract.names import check_inside, check_name, check_number, check_text, check_time
 from agents.contract.requests import DELETE_S, LOOK_S, NodeRequest
 
 StorageKind = Literal[
@@ -78,3 +78,41 @@ class DeleteStorage(NodeRequest[Freed]):
     kind = "storage.delete"
     limit_s = DELETE_S
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MarkHome(NodeRequest[None]):
+    """Write a mark into the agent's home, or remove it.
+
+    A node that finds the mark of another one has the same folder, as on a shared home.
+    """
+
+    kind = "storage.mark"
+    mark: str
+    """Random name."""
+    removes: bool = False
+
+    def check_foreign(self) -> None:
+        check_name("mark", self.mark)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundMarks:
+    marks: tuple[str, ...]
+
+    def check_foreign(self) -> None:
+        for mark in self.marks:
+            check_name("marks", mark)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FindMarks(NodeRequest[FoundMarks]):
+    """Find which of these marks are in the agent's home."""
+
+    kind = "storage.find_marks"
+    marks: tuple[str, ...]
+
+    def check_foreign(self) -> None:
+        check_number("marks", len(self.marks), 0, MAX_ITEMS)
+        for mark in self.marks:
+            check_name("marks", mark)

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from agents.contract.names import is_device
 from agents.contract.requests import examination
 from agents.node.examination.reading import ask, list_folder, read_int, read_text
 
@@ -53,7 +54,8 @@ _DAMAGED = (
 
 def read_network() -> examination.NetworkFacts:
     """Return the facts about network devices, RDMA, ports and the firewall."""
-    names = list_folder(NETWORK_FOLDER)
+    found = list_folder(NETWORK_FOLDER)
+    names = None if found is None else [name for name in found if is_device(name)]
     return examination.NetworkFacts(
         devices=None if names is None else tuple(read_device(name) for name in names),
         rdma=read_rdma(),
@@ -238,9 +240,10 @@ def parse_route(address: str, output: str) -> examination.Route:
         return examination.Route(address=address)
     metrics = [item for item in entry.get("metrics") or () if isinstance(item, dict)]
     mtus = [item["mtu"] for item in metrics if isinstance(item.get("mtu"), int)]
+    device = _text_of(entry, "dev")
     return examination.Route(
         address=address,
-        device=_text_of(entry, "dev"),
+        device=device if device and is_device(device) else None,
         source=_text_of(entry, "prefsrc"),
         gateway=_text_of(entry, "gateway"),
         mtu=mtus[0] if mtus else None,

@@ -18,6 +18,7 @@ from agents.errors import ExpectedError, explain_os_error
 from agents.node.files import remove_abandoned
 from agents.quantizers.job.meter import Meter, Phase, read_start_s
 from agents.shared.files.folder_files import list_own, open_regular
+from agents.shared.files.full_disk import describe_full
 from agents.shared.models.code_references import may_name_code, without_code
 from agents.state import fsync_folder, sync_file, tells_full_disk
 
@@ -200,9 +201,10 @@ def _appear(partial: Path, destination: Path) -> None:
 
 def _explain(error: Exception, destination: Path, what: str) -> Exception:
     if tells_full_disk(error):
+        lack, advice = describe_full(destination.parent)
         return ExpectedError(
-            f"The disk is full: {what} does not fit into {destination.parent}.",
-            "Free some room there and export again; nothing half written was left",
+            f"{lack}: {what} does not fit into {destination.parent}.",
+            f"{advice} and export again; nothing half written was left",
         )
     # Any other error is a bug, whose traceback must be kept.
     if isinstance(error, ExpectedError) or not isinstance(error, (OSError, MemoryError)):

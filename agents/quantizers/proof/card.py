@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agents.contract.formats import EXPORTS, Engine
-from agents.contract.requests.exports import Origin
+from agents.contract.requests.exports import Origin, card_code, card_licence, card_text
 from agents.quantizers.job.meter import Phase
 from agents.quantizers.job.texts import Texts
 from agents.quantizers.proof.verdict import Proof
@@ -41,7 +42,7 @@ def write_card(
         engine: package that made AWQ.
         left_wide: sentence on the part that stays in 16 bits; None: no large part does.
     """
-    licence = f"license: {origin.licence}\n" if origin.licence else ""
+    licence = card_licence(origin.licence)
     base = f"base_model: {origin.base}\n" if _HUB_ID.fullmatch(origin.base) else ""
     row = EXPORTS[method]
     files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
@@ -50,7 +51,7 @@ def write_card(
     lines = [
         f"---\n{base}{licence}library_name: {library}\npipeline_tag: text-generation\n"
         f"tags: [rackless, {method}]\n---",
-        f"# {origin.run_name}, {method}",
+        f"# {card_text(origin.run_name)}, {method}",
         "",
         f"Made by {row.made_by.format(engine=engine)} from step {origin.step} of run "
         f"`{origin.run_id}`{_calibration(method, texts)}.",
@@ -83,7 +84,7 @@ def write_card(
         "",
         "## Files",
         "",
-        *(f"- `{name}`: {size:,} bytes" for name, size in sorted(files.items())),
+        *(f"- {card_code(name)}: {size:,} bytes" for name, size in sorted(files.items())),
         "",
     ]
     return "\n".join(lines)
@@ -99,7 +100,7 @@ def _use(method: str, files: Mapping[str, int], class_name: str) -> list[str]:
     """Return instructions for use; FOLDER stands for its folder, or its name on the hub."""
     if EXPORTS[method].runtime == "llama.cpp":
         name = min((n for n in files if n.endswith(".gguf")), key=lambda n: files[n])
-        return ["```", f"llama-cli -m {name} -cnv", "```"]
+        return ["```", f"llama-cli -m {shlex.quote(name)} -cnv", "```"]
     return [
         f"With `pip install transformers accelerate {EXPORTS[method].loaded_with}`:",
         "",
@@ -119,9 +120,9 @@ def _use(method: str, files: Mapping[str, int], class_name: str) -> list[str]:
 
 def _facts(origin: Origin) -> list[str]:
     return [
-        f"- Base: `{origin.base}`, sha256 `{origin.base_sha256 or '-'}`",
-        f"- Trained on: `{origin.data}`, sha256 `{origin.data_sha256 or '-'}`",
-        f"- Licence of the base: {origin.licence or 'not known'}",
+        f"- Base: {card_code(origin.base)}, sha256 {card_code(origin.base_sha256 or '-')}",
+        f"- Trained on: {card_code(origin.data)}, sha256 {card_code(origin.data_sha256 or '-')}",
+        f"- Licence of the base: {card_text(origin.licence or 'not known')}",
     ]
 
 

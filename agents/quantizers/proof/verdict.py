@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from agents.quantizers.proof.compare import Distance
+from agents.trainer.data.tokenizer_bounds import bounded_tokenizer, decode
 
 MOST_PERPLEXITY = 1.03
 """Maximum perplexity as a multiple of the original's; above it, one or two answers in a hundred are
@@ -101,10 +102,12 @@ def share_of_same_tokens(
     """
     same = total = 0
     for row in rows:
-        text = tokenizer.decode(
-            row, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        text = decode(
+            tokenizer, row, skip_special_tokens=True, clean_up_tokenization_spaces=False
         ).strip()
-        first, second = tokenizer.encode(text, add_special_tokens=False), split(text)
+        with bounded_tokenizer(len(text)):
+            first = tokenizer.encode(text, add_special_tokens=False)
+        second = split(text)
         # autojunk would ignore the frequent tokens of long texts.
         blocks = SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
         same += 2 * sum(block.size for block in blocks)

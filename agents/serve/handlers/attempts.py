@@ -6,6 +6,7 @@ import contextlib
 import json
 from dataclasses import replace
 
+from agents.contract.election import Closing
 from agents.contract.messages import MAX_LINE_BYTES
 from agents.contract.requests.attempts import (
     Attempts,
@@ -36,6 +37,7 @@ from agents.supervisor.election_process import close
 from agents.supervisor.election_process import keep as record_keep
 from agents.supervisor.launch import launch as launch_attempt
 from agents.supervisor.ownership import end_strays, keep_all_owned, keep_owned
+from agents.supervisor.proof import require_proved
 from agents.supervisor.stop import stop as stop_attempt
 from agents.supervisor.sweep import read_tagged
 
@@ -46,6 +48,7 @@ MAX_LIST_BYTES = MAX_LINE_BYTES - 4096
 @handles(LaunchAttempt)
 def launch(call: Call, request: LaunchAttempt) -> AttemptStatus:
     """Start this node's part of an attempt, once."""
+    require_proved(request.intent)
     return launch_attempt(call.home, request.intent)
 
 
@@ -66,7 +69,7 @@ def keep(call: Call, request: KeepAttempt) -> None:
     """Reserve the attempt for the master, or close it, so that no node recovers it."""
     attempt = AttemptFolder(call.home, request.run_id, request.attempt)
     if request.is_closed:
-        close(attempt, "a master said so")
+        close(attempt, "a master said so", Closing(signature=request.closing))
     else:
         record_keep(attempt)
 
@@ -84,7 +87,8 @@ def status(call: Call, request: ReadAttempt) -> AttemptStatus:
 def list_all(call: Call, request: ListAttempts) -> Attempts:
     """Return the attempts that this node knows, without the oldest if they exceed a response.
 
-    Only the newest attempt of each run carries its spec and all its ranks.
+    Only the newest attempt of each run carries its spec and all its ranks, and only that one and
+    those with processes their proof.
     """
     keep_all_owned(call.home)
     # Once for all attempts, since each scan reads the environment of every process.
@@ -99,7 +103,8 @@ def list_all(call: Call, request: ListAttempts) -> Attempts:
 
 
 def _shorten(status: AttemptStatus) -> AttemptStatus:
-    return replace(status, spec=None, all_ranks=())
+    is_over = status.state not in ("starting", "running", "stopping") and not status.num_processes
+    return replace(status, spec=None, all_ranks=(), proof=None if is_over else status.proof)
 
 
 def _fit(statuses: list[AttemptStatus]) -> tuple[AttemptStatus, ...]:
@@ -119,7 +124,7 @@ def _fit(statuses: list[AttemptStatus]) -> tuple[AttemptStatus, ...]:
 def stop(call: Call, request: StopAttempt) -> AttemptStatus:
     """End an attempt on this node; answer after the last tagged process is gone."""
     attempt = AttemptFolder(call.home, request.run_id, request.attempt)
-    return stop_attempt(attempt, request.grace_s, at_loss=request.at_loss)
+    return stop_attempt(attempt, request.grace_s, at_loss=request.at_loss, closing=request.closing)
 
 
 @handles(ControlAttempt)

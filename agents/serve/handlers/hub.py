@@ -10,8 +10,8 @@ from agents.contract.requests.hub import (
     FindSnapshot,
     FoundSnapshot,
     FoundToken,
+    KeepSnapshot,
     OfferSnapshot,
-    ShowSnapshot,
     TokenWish,
 )
 from agents.contract.wire import to_wire
@@ -40,8 +40,8 @@ def update_token(call: Call, request: TokenWish) -> FoundToken:
 
 @handles(FindSnapshot)
 def find(call: Call, request: FindSnapshot) -> FoundSnapshot:
-    """Return the complete snapshot of a model in the hub's cache on this node, or None."""
-    return FoundSnapshot(snapshot=read_snapshot(request.model, os.environ))
+    """Return the complete snapshot of a model in the hub's cache or in an own copy, or None."""
+    return hub_snapshots.find_snapshot(call.home, request.model)
 
 
 @handles(FetchSnapshot)
@@ -65,13 +65,11 @@ def fetch(call: Call, request: FetchSnapshot) -> FoundSnapshot:
 
 @handles(OfferSnapshot)
 def offer(call: Call, request: OfferSnapshot) -> None:
-    """Export a cached snapshot as a folder that other nodes can copy."""
-    place = request.place
-    hub_snapshots.offer_snapshot(call.home, place.model, place.snapshot, place.folder)
+    """Export a snapshot as a folder that other nodes can copy."""
+    hub_snapshots.offer_snapshot(call.home, request.place)
 
 
-@handles(ShowSnapshot)
-def show(call: Call, request: ShowSnapshot) -> None:
-    """Import a folder as a snapshot into the cache."""
-    place = request.place
-    hub_snapshots.show_snapshot(call.home, place.model, place.snapshot, place.folder)
+@handles(KeepSnapshot)
+def keep(call: Call, request: KeepSnapshot) -> FoundSnapshot:
+    """Verify a copied folder and use it for its model."""
+    return hub_snapshots.keep_copy(call.home, request.place)

@@ -22,8 +22,15 @@ if TYPE_CHECKING:
 @handles(ReadConfig)
 def read_config(call: Call, request: ReadConfig) -> FoundConfig:
     """Return a model's config, from its folder or from the hub's cache on this node."""
+    # Imported on use, here and below, since most connections start faster without it.
+    from agents.node.hub_snapshots import find_copy
+
     try:
-        return FoundConfig(config=_without_infinity(find_config(request.model, os.environ)))
+        config = find_config(request.model, os.environ)
+        copied = find_copy(call.home, request.model) if config is None else None
+        if copied is not None:
+            config = find_config(copied.folder, os.environ)
+        return FoundConfig(config=_without_infinity(config))
     except ValueError as error:
         raise ExpectedError(
             f"The model {request.model} cannot be used: {error}.", "Fetch it again"
@@ -42,10 +49,13 @@ def _without_infinity(value: Any) -> Any:
 @handles(InspectModel)
 def inspect_model(call: Call, request: InspectModel) -> ModelRefusals:
     """Return why a run cannot train this node's copy of a model; nothing if it has no copy."""
-    # Imported on use, here and below, since most connections start faster without it.
+    from agents.node.hub_snapshots import find_copy
     from agents.shared.models.fit import find_refusals
 
     found = _inspect(request.model)
+    copied = find_copy(call.home, request.model) if found is None else None
+    if copied is not None:
+        found = _inspect(copied.folder)
     refusals: tuple[ModelRefusal, ...] = ()
     if found is not None:
         refusals = find_refusals(request.model, found, request.spec)

@@ -14,6 +14,8 @@ from agents.contract.requests.runs import (
     DeleteCheckpoint,
     DeleteRun,
     Fence,
+    Halted,
+    HaltRun,
     HashArtifact,
     HashedFiles,
     ListCheckpoints,
@@ -28,11 +30,13 @@ from agents.node.file_store import FileStore
 from agents.node.files import describe_file, list_files, read_bundle_status, split_destination
 from agents.serve.channel import Call
 from agents.serve.handlers import handles
-from agents.state import Home
+from agents.state import Home, require_name
 from agents.supervisor.attempt import find_attempts, is_over, read_status
 from agents.supervisor.election_process import end_election
-from agents.supervisor.fence import claim_attempt, raise_fence
-from agents.supervisor.sweep import describe_unkillable, sweep
+from agents.supervisor.fence import claim_attempt, raise_fence, read_halt
+from agents.supervisor.halt import halt_run
+from agents.supervisor.ownership import end_strays
+from agents.supervisor.sweep import describe_unkillable, find_processes, read_tagged, sweep
 
 
 @handles(ListCheckpoints)
@@ -57,7 +61,20 @@ def delete_checkpoint(call: Call, request: DeleteCheckpoint) -> None:
 @handles(RaiseFence)
 def fence(call: Call, request: RaiseFence) -> Fence:
     """Refuse older attempts from now on; return the newest known one."""
-    return Fence(attempt=raise_fence(call.home, request.run_id, request.attempt))
+    newest = raise_fence(call.home, request.run_id, request.attempt)
+    return Fence(attempt=newest, halted=read_halt(call.home, request.run_id))
+
+
+@handles(HaltRun)
+def halt(call: Call, request: HaltRun) -> Halted:
+    """Start no known attempt of the run any more; return those that still have processes."""
+    newest = halt_run(call.home, require_name(request.run_id, "The run id"), request.attempt)
+    tagged = list(read_tagged())
+    # Of an attempt whose folder was deleted, no stop could end the processes.
+    end_strays(call.home, tagged)
+    attempts = [one for one in find_attempts(call.home) if one.run_id == request.run_id]
+    active = (one.number for one in attempts if not is_over(one) or find_processes(one.tag))
+    return Halted(attempt=newest, active=tuple(active))
 
 
 @handles(ClaimAttempt)

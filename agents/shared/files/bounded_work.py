@@ -7,6 +7,11 @@ first raises an error, which ends loops of Python; the second kills the process 
 operation in C takes that long. The parent process then reports `KILLED`. The address space may grow
 by a fixed size, so that excessive work gets a MemoryError instead of filling the PC's memory.
 
+A tokenizer is a program of its file, too: its rules can make a million tokens of one letter, and
+its regular expressions can search for hours, in threads of a library that no error of Python
+interrupts. So `limited_library` kills the process, by a signal of its own that the parent reports
+in the same way.
+
 Windows has neither. There, and in threads, the code that starts the program must bound its time.
 """
 
@@ -33,8 +38,21 @@ MAX_LENGTH = 1 << 26
 """Maximum length of a text or list that a template multiplies."""
 KILLED = 26
 """Signal of the second timer (SIGVTALRM)."""
+TOKENIZER_KILLED = 27
+"""Signal that ends a process whose tokenizer exceeds its bounds (SIGPROF)."""
 KILLED_MESSAGE = "a chat template did not end, so that its program was killed"
 KILLED_HINT = "Use a model from a source that you trust, or give it another chat_template"
+TOKENIZER_MESSAGE = (
+    "the tokenizer of the model needed more time or memory than any real one, so that its program "
+    "was killed"
+)
+TOKENIZER_HINT = "Use a model from a source that you trust, or replace its tokenizer.json"
+KILLS = {
+    KILLED: (KILLED_MESSAGE, KILLED_HINT),
+    TOKENIZER_KILLED: (TOKENIZER_MESSAGE, TOKENIZER_HINT),
+}
+"""Reason and hint by the signal that ended a process which worked with a foreign file."""
+_LOOK_S = 0.02
 
 T = TypeVar("T")
 
@@ -70,6 +88,11 @@ if sys.platform == "win32":
         return work()
 
     @contextlib.contextmanager
+    def limited_library(cpu_s: float, more_bytes: int) -> Iterator[None]:
+        """Do nothing: Windows has no timer of computing time."""
+        yield
+
+    @contextlib.contextmanager
     def limited_memory(more_bytes: int = MEMORY_BYTES) -> Iterator[None]:
         """Do nothing: Windows has no memory limit that a program can set itself."""
         yield
@@ -98,6 +121,34 @@ else:
             signal.signal(signal.SIGPROF, before)
 
     @contextlib.contextmanager
+    def limited_library(cpu_s: float, more_bytes: int) -> Iterator[None]:
+        """Kill this process if the block computes or grows more than this.
+
+        Args:
+            cpu_s: computing time of all threads, in seconds.
+            more_bytes: growth of the memory in use, in bytes. It is read only while the library
+                leaves the interpreter to other threads, as it does while it makes tokens.
+        """
+        is_over = threading.Event()
+        most_bytes = _read_own() + more_bytes
+
+        def watch() -> None:
+            while not is_over.wait(_LOOK_S):
+                if _read_own() > most_bytes:
+                    os.kill(os.getpid(), TOKENIZER_KILLED)
+
+        watcher = threading.Thread(target=watch, name="tokenizer memory", daemon=True)
+        watcher.start()
+        # SIGPROF has no handler here, so it kills the process.
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            is_over.set()
+            watcher.join()
+
+    @contextlib.contextmanager
     def limited_memory(more_bytes: int = MEMORY_BYTES) -> Iterator[None]:
         """Limit the growth of this process inside the block."""
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -113,11 +164,23 @@ else:
 
     def _read_size() -> int:
         """Return the size of this process's address space, in bytes."""
+        return _read_pages()[0]
+
+    def _read_own() -> int:
+        """Return the memory of this process alone, without files that it maps, in bytes."""
+        _, resident, shared = _read_pages()
+        return resident - shared
+
+    def _read_pages() -> tuple[int, int, int]:
+        """Return the address space, the memory in use and the shared part of it, in bytes."""
         try:
             with open("/proc/self/statm", encoding="ascii") as file:
-                return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+                size, resident, shared = (
+                    int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in file.read().split()[:3]
+                )
+            return size, resident, shared
         except (OSError, ValueError):
-            return 1 << 40  # without /proc: a limit too high to matter
+            return 1 << 40, 0, 0  # without /proc: a limit too high to matter
 
 
 def bound_operators(sandbox: Any) -> None:

@@ -37,7 +37,7 @@ class ForeignFile(OSError):
     """
 
     def __init__(self, path: Path, reason: str, hint: str) -> None:
-        super().__init__(errno.EACCES, reason, str(path))
+        super().__init__(errno.EACCES, f"it {reason}", str(path))
         self.message = f"{path} {reason}"
         self.hint = hint
 
@@ -105,6 +105,25 @@ def _is_within(path: Path, folders: list[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
+def require_regular(path: Path) -> None:
+    """Check that a path leads to an ordinary file, which a reader can neither wait for nor fill.
+
+    Raises:
+        ForeignFile: it is a folder, pipe, socket or device.
+        OSError: it cannot be found.
+    """
+    _require_regular(path, os.stat(path).st_mode)
+
+
+def name_kind(path: Path) -> str:
+    """Return what is at a path, such as `a pipe`; empty: a file, or nothing."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return ""
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no ordinary file")
+
+
 def _require_regular(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "no ordinary file")
@@ -124,7 +143,9 @@ def open_regular(path: Path, root: Path | None = None) -> BufferedReader:
     """
     if root is not None:
         require_own(path, root)
-    # O_NONBLOCK: opening a pipe would wait for a writer.
+    # Before it is opened, which makes some devices act.
+    require_regular(path)
+    # O_NONBLOCK: opening a pipe that came in its place would wait for a writer.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     handle = os.open(path, flags | getattr(os, "O_BINARY", 0))
     try:
@@ -152,7 +173,9 @@ def read_regular(path: Path, root: Path | None = None, limit: int = MAX_JSON_BYT
     with open_regular(path, root) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise ForeignFile(path, f"has more than {limit} bytes", "Name another file")
+        raise ForeignFile(
+            path, f"has more than {limit} bytes, and at most those are read", "Name another file"
+        )
     return data
 
 

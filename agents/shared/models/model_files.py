@@ -100,7 +100,7 @@ def _read(folder: Path, name: str, files: ModelFiles, take: Callable[[BinaryIO],
     except ValueError as error:
         files.problems[name] = str(error).strip()
     except OSError as error:
-        files.problems.setdefault(name, f"cannot be used: it {error.strerror}")
+        files.problems.setdefault(name, f"cannot be used: {error.strerror}")
 
 
 def _read_object(

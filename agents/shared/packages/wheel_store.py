@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from agents.contract.environments import WheelTarget, WheelTrouble
+from agents.shared.files.full_disk import removing_half
 from agents.shared.packages.lock import Lock, LockedPackage
 from agents.shared.packages.package_index import (
     IndexedFile,
@@ -203,9 +204,9 @@ def _link(file: Path, target: Path) -> None:
     try:
         os.link(file, target)
     except OSError:  # a file system without hard links
-        half = target.with_name(f".{target.name}.half")
-        shutil.copyfile(file, half)
-        half.rename(target)
+        with removing_half(target.with_name(f".{target.name}.half")) as half:
+            shutil.copyfile(file, half)
+            half.rename(target)
 
 
 def _sync_folder(folder: Path) -> None:

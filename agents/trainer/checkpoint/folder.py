@@ -20,12 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.contract.mandate import checkpoint_bytes
 from agents.contract.run import FileEntry
 from agents.contract.run_layout import MANIFEST_FILE, checkpoint_name, step_of_checkpoint
+from agents.contract.signatures import sign
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
+from agents.node.checkpoints import ASIDE_PREFIX, hash_entries
 from agents.node.files import describe_file
 from agents.node.manifest import read_manifest, write_manifest
+from agents.shared.files.full_disk import describe_full
 from agents.state import fsync_folder, sync_file, tells_full_disk
 from agents.trainer.rank.failpoints import Failpoints
 
@@ -56,6 +60,10 @@ class Manifest:
     versions: dict[str, str]
     at_loss: bool = False
     """True if one rank saved it alone after the loss of another rank or a layer."""
+    node: str = ""
+    """Node that wrote it; empty: attempts without keys of nodes."""
+    signature: str = ""
+    """Its signature of `checkpoint_bytes`, by which other nodes accept copies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,13 +110,22 @@ class CheckpointFolder:
     """All checkpoints of one run on this node. Only one process at a time may write."""
 
     def __init__(
-        self, path: Path, *, run_id: str, attempt: int, fence: Path, failpoints: Failpoints
+        self,
+        path: Path,
+        *,
+        run_id: str,
+        attempt: int,
+        fence: Path,
+        failpoints: Failpoints,
+        node: str = "",
+        node_seed: str = "",
     ) -> None:
         self.path = path
         self._run_id = run_id
         self._attempt = attempt
         self._fence = fence
         self._failpoints = failpoints
+        self._node, self._node_seed = node, node_seed
 
     def path_of(self, step: int) -> Path:
         """Return the folder of a step's checkpoint, which may not exist."""
@@ -196,10 +213,17 @@ class CheckpointFolder:
             created_s=time.time(),
             files=tuple(entries),
             **about,
+            **self._sign(step, entries),
         )
         sync_file(write_manifest(partial, to_wire(manifest)))
         fsync_folder(partial)
         return manifest
+
+    def _sign(self, step: int, entries: list[FileEntry]) -> dict[str, Any]:
+        if not self._node_seed:
+            return {}
+        about = self._run_id, self._attempt, step, hash_entries(entries), self._node
+        return {"node": self._node, "signature": sign(self._node_seed, checkpoint_bytes(*about))}
 
     def _check_fence(self) -> None:
         newest = 0
@@ -246,6 +270,8 @@ class CheckpointFolder:
             oldest_step = behind[-keep].manifest.step
             readable = {c.manifest.step for c in checkpoints}
             doomed += [p for s, p in self._find_folders() if s < oldest_step and s not in readable]
+        # Replaced by another node's copy at a recovery; training has continued from that one.
+        doomed += self.path.glob(f"{ASIDE_PREFIX}*")
         for path in doomed:
             with contextlib.suppress(OSError):  # the next call tries again
                 self._discard(path)
@@ -262,9 +288,10 @@ class CheckpointFolder:
 def _explain(error: BaseException, folder: Path) -> BaseException:
     """Return errors of the system as ones that a user can act on, all others unchanged."""
     if tells_full_disk(error):
+        lack, advice = describe_full(folder)
         return NoRoom(
-            f"The disk is full: no checkpoint could be written to {folder}.",
-            "Free some space there; the next checkpoint is tried at its usual time",
+            f"{lack}: no checkpoint could be written to {folder}.",
+            f"{advice}; the next checkpoint is tried at its usual time",
         )
     if isinstance(error, OSError):
         return CannotWrite(

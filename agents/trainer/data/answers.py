@@ -373,6 +373,7 @@ def _count_same(one: Sequence[object], other: Sequence[object]) -> int:
 
 def _tokenize(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     """Return the ids of a text, and the position behind each token."""
+    # The bounds are those of the rendering, during which this happens.
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     return list(found["input_ids"]), [stop for _, stop in found["offset_mapping"]]
 

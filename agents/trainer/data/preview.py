@@ -58,6 +58,8 @@ _MAX_TOKENS = 256
 # Minimum number of tokens shown from the first learned one on.
 _MIN_LEARNED = 32
 _REPORT_INTERVAL_S = 1.0
+# Time between two reports while another process does the work, in seconds.
+_WAIT_INTERVAL_S = 5.0
 
 
 def describe(
@@ -254,6 +256,12 @@ class _Progress:
             self._reported_s = time.monotonic()
             _print("progress", message=f"{num_rows:,} rows tokenized, {share:.0%} of the data")
 
+    def wait(self) -> None:
+        """Print now and then that another process does the work, or this one seems to hang."""
+        if time.monotonic() - self._reported_s >= _WAIT_INTERVAL_S:
+            self._reported_s = time.monotonic()
+            _print("progress", message="a run tokenizes the same data; the preview waits for it")
+
 
 def _print(kind: str, **fields: Any) -> None:
     print(json.dumps({"kind": kind, **fields}), flush=True)
@@ -278,7 +286,10 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
     sha256 = hash_files(files.paths, home / "hashes")
     cache = home / "cache" / "tokens"
     try:
-        examples = load_examples(files, sha256, job.spec, tokenizer, cache, _Progress().report)
+        progress = _Progress()
+        examples = load_examples(
+            files, sha256, job.spec, tokenizer, cache, progress.report, progress.wait
+        )
     except RefusedData as refused:
         return describe_first(
             job.spec, tokenizer, files, plain_template=plain, findings=refused.findings

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from agents.errors import ExpectedError, first_line
 from agents.foreign_code import forbid
+from agents.trainer.data.tokenizer_bounds import LOAD_BYTES, LOAD_S, bounded, refuse_growth
 from agents.trainer.data.tokens import TEXT_RULES, choose_plain_template
 
 
@@ -24,15 +25,15 @@ def load_tokenizer(path: Path, rules: int = TEXT_RULES) -> tuple[Any, bool]:
     """
     forbid(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False
-        )
+        with bounded(LOAD_S, LOAD_BYTES):
+            tokenizer = AutoTokenizer.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
+            )
     except ExpectedError:
         raise
     except Exception as error:
-        # The tokenizers library raises a bare Exception for a file that it cannot use.
         known = (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError)
-        if type(error) is not Exception and not isinstance(error, known):
+        if not isinstance(error, (*known, RecursionError, IndexError)):
             raise
         raise ExpectedError(
             f"The tokenizer in {path} cannot be loaded: {first_line(error)}.",
@@ -43,6 +44,7 @@ def load_tokenizer(path: Path, rules: int = TEXT_RULES) -> tuple[Any, bool]:
             f"The tokenizer in {path} has no fast form (tokenizer.json).",
             "Save it once with AutoTokenizer.from_pretrained(..., use_fast=True)",
         )
+    refuse_growth(tokenizer)
     tokenizer.model_max_length = int(1e30)  # `tokens` truncates rows itself and counts them
     if tokenizer.chat_template:
         return tokenizer, False

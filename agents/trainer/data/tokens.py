@@ -37,6 +37,7 @@ from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.stops import find_bounded_turn_end
 from agents.trainer.data.tally import Skipped
+from agents.trainer.data.tokenizer_bounds import MAX_TOKENS_PER_CHAR, bounded_tokenizer
 
 TEXT_RULES = 3
 """Version of the rules by which rows become tokens. A run keeps its first version. Version 1: plain
@@ -164,8 +165,9 @@ def find_ends(tokenizer: Any) -> Ends:
     """Return the ids that a plain text gets at its ends."""
     # The tokenizer is asked: Llama 3 and Gemma start every text with their BOS, Qwen and GPT-2 with
     # none, and the BOS of SmolLM2 opens a turn of a chat.
-    alone = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a", add_special_tokens=True)["input_ids"]
+    with bounded_tokenizer(1):
+        alone = tokenizer("a", add_special_tokens=False)["input_ids"]
+        whole = tokenizer("a", add_special_tokens=True)["input_ids"]
     places = range(len(whole) - len(alone) + 1)
     at = next((place for place in places if whole[place : place + len(alone)] == alone), 0)
     end = tuple(whole[at + len(alone) :]) if alone else ()
@@ -267,9 +269,21 @@ def _pack(
 
 
 def _call(tokenizer: Any, texts: list[str]) -> Any:
-    return tokenizer(
-        texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False
-    )
+    with bounded_tokenizer(sum(map(len, texts))):
+        encoding = tokenizer(
+            texts,
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+        )
+    for text, ids in zip(texts, encoding["input_ids"], strict=True):
+        if len(ids) > MAX_TOKENS_PER_CHAR * (1 + len(text)):
+            raise ExpectedError(
+                f"The tokenizer of this model makes {len(ids):,} tokens of a text of {len(text):,} "
+                "characters, which no real one does.",
+                bounded_work.TOKENIZER_HINT,
+            )
+    return encoding
 
 
 def _encode_pieces(tokenizer: Any, one: RenderedText, max_tokens: int | None) -> _Encoded:

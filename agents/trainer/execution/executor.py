@@ -30,7 +30,7 @@ from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.objectives.objective import Objective
 from agents.trainer.optim.flat_parameters import TrainedParameters
-from agents.trainer.rank.device import SAVE_MEMORY_HINT, is_out_of_memory
+from agents.trainer.rank.device import SAVE_MEMORY_HINT, is_out_of_memory, name_kind
 
 Warn = Callable[[str, str], None]
 
@@ -239,8 +239,9 @@ class Executor:
         elif not self.recompute_more():
             first = "" if self._may_recompute else "set recompute: auto, "
             hint = f"{first}lower sequence_tokens, or {SAVE_MEMORY_HINT}"
+            where = name_kind(self._device)
             raise ExpectedError(
-                f"Memory ran out on {self._device} with a single example of {most} tokens.",
+                f"Memory ran out on {where} with a single example of {most} tokens.",
                 hint[0].upper() + hint[1:],
             )
 

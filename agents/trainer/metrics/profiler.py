@@ -26,6 +26,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from agents.contract.run_layout import trace_name
+from agents.shared.files.full_disk import describe_full
 from agents.state import tells_full_disk
 from agents.trainer.rank.journal import RankJournal
 
@@ -114,7 +115,9 @@ class TraceRecorder:
 
     def _report_failure(self, error: Exception) -> None:
         if tells_full_disk(error):
-            message = f"The disk is full: no trace could be written to {self._folder}."
+            message = (
+                f"{describe_full(self._folder)[0]}: no trace could be written to {self._folder}."
+            )
         else:
             message = f"{type(error).__name__}: {error}"
         self._journal.write("trace_failed", first_step=self._first_step, message=message)

@@ -11,6 +11,7 @@ from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.run_layout import INTENT_FILE, RUNS
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError
+from agents.shared.login_variables import visible_card
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +26,14 @@ class RankAttempt:
     def placement(self) -> RankPlacement:
         """Node and device of this rank."""
         return self.intent.ranks[self.rank]
+
+    @property
+    def device(self) -> str:
+        """Name of its device in torch, which sees only this GPU if the supervisor started it."""
+        place = self.placement
+        shown = visible_card(place.device, place.device_id)
+        is_alone = place.device != "cpu" and os.environ.get("CUDA_VISIBLE_DEVICES") == shown
+        return "cuda:0" if is_alone else place.device
 
     @property
     def run_folder(self) -> Path:

@@ -88,9 +88,15 @@ def explain_out_of_memory(device: torch.device) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise ExpectedError(
-            f"Memory ran out on {device}: the model with its trained parameters does not fit.",
+            f"Memory ran out on {name_kind(device)}: the model with its trained parameters does "
+            "not fit.",
             SAVE_MEMORY_HINT[0].upper() + SAVE_MEMORY_HINT[1:],
         ) from error
+
+
+def name_kind(device: torch.device) -> str:
+    """Return `the GPU` or `the CPU`; torch's own number means another card than the node's."""
+    return "the GPU" if device.type == "cuda" else "the CPU"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -113,8 +119,10 @@ def choose_device(name: str) -> torch.device:
     device = torch.device(name)
     count = torch.cuda.device_count()
     if not torch.cuda.is_available() or (device.index or 0) >= count:
+        # The supervisor shows a rank its own card only, by UUID.
+        card = os.environ.get("CUDA_VISIBLE_DEVICES") or name
         raise ExpectedError(
-            f"torch {torch.__version__} does not see {name} (it sees {count} GPUs).",
+            f"torch {torch.__version__} does not see {card} (it sees {count} GPUs).",
             "Check nvidia-smi on that PC and that torch was built for its CUDA version",
         )
     # Triton and bitsandbytes launch kernels on the current device, not on that of a tensor.

@@ -17,6 +17,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +73,20 @@ class Group:
     rank, in order. They agree until ranks are lost and the others regroup.
     """
 
-    def __init__(self, ranks: Ranks, names: list[str]) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        names: list[str],
+        waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """Create the group, without connections.
+
+        Args:
+            ranks: position of this process.
+            names: name of each rank for messages, in order.
+            waiting: returns a context in which this rank waits for others.
+        """
+        self._waiting = waiting
         self.rank = ranks.rank
         self.world_size = ranks.world_size
         self.members = tuple(range(ranks.world_size))
@@ -156,7 +170,8 @@ class Group:
     def _connect(self, backend: str, device: torch.device) -> None:
         store = dist.PrefixStore("group", self._store)
         try:
-            process_group.connect(backend, device, store, self.rank, self.world_size)
+            with self._waiting():
+                process_group.connect(backend, device, store, self.rank, self.world_size)
         except (RuntimeError, ValueError) as error:
             raise PeerLost(
                 f"{self._names[self.rank]} could not connect to the other ranks: {_first(error)}.",
@@ -166,7 +181,8 @@ class Group:
 
     def _open(self, open_store: Callable[[], dist.Store]) -> None:
         try:
-            self._root = open_store()
+            with self._waiting():
+                self._root = open_store()
         except (RuntimeError, ValueError, KeyError) as error:
             if self.rank == 0:
                 raise self._lack_ranks(_first(error)) from error
@@ -233,6 +249,12 @@ class Group:
         if self._store is None:
             _raise_failure(value)
             return [value]
+        with self._waiting():
+            return self._exchange(topic, value, timeout_s)
+
+    def _exchange(
+        self, topic: str, value: dict[str, Any], timeout_s: float
+    ) -> list[dict[str, Any]]:
         self._guard(lambda store: store.set(f"{topic}/{self.rank}", json.dumps(value)))
         values: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + timeout_s
@@ -441,7 +463,8 @@ class Group:
 
     def _collect(self, work: Callable[[], Any]) -> Any:
         try:
-            result = work()
+            with self._waiting():
+                result = work()
         except RuntimeError as error:
             # These are faults of this rank that only surfaced in a collective.
             if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):

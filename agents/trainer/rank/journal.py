@@ -124,9 +124,9 @@ def _finite(value: Any) -> Any:
 class Heartbeat:
     """Small file that reports step and phase to the supervisor, overwritten in place.
 
-    While the rank loads, measures or saves, a thread writes it every two seconds. While it trains
-    or evaluates, only the training loop does, so a hang in the middle of a step shows. Work that
-    may take long, such as saving, reports since when it waits for other ranks.
+    While the rank loads, measures, saves or waits, a thread writes it every two seconds. While it
+    trains or evaluates, only the training loop does, so a hang in the middle of a step shows. Work
+    that may take long, such as loading or saving, reports since when it waits for other ranks.
     """
 
     PERIOD_S = 2.0
@@ -141,6 +141,8 @@ class Heartbeat:
         self._forecast_step_s = 0.0
         self._waits_since_s: float | None = None
         self._generation = 0
+        # Number of beats by the work itself, not by the thread.
+        self._num_signs = 0
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._write()
@@ -151,6 +153,7 @@ class Heartbeat:
         with self._lock:
             self._step = step
             self._phase = phase or self._phase
+            self._num_signs += 1
             self._write()
 
     def forecast_step(self, step_s: float) -> None:
@@ -166,11 +169,18 @@ class Heartbeat:
     def touch(self) -> None:
         """Report that this rank is alive in the middle of a step."""
         with self._lock:
+            self._num_signs += 1
             self._write()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Report that the training loop waits for other ranks inside the block."""
+        """Report that the work waits for other ranks inside the block.
+
+        In phase `training` the silence of the loop shows it, so nothing is written.
+        """
+        if self._phase == "training" or self._waits_since_s is not None:  # or an outer block does
+            yield
+            return
         self._wait_since(round(time.monotonic(), 3))
         try:
             yield
@@ -195,6 +205,7 @@ class Heartbeat:
             "foreseen_step_s": self._forecast_step_s,
             "waits_since_s": self._waits_since_s,
             "generation": self._generation,
+            "num_signs": self._num_signs,
         }
         line = json.dumps(record).ljust(self._WIDTH - 1) + "\n"
         with contextlib.suppress(OSError):  # a full disk must not end the run
@@ -204,5 +215,5 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._ended.wait(self.PERIOD_S):
             with self._lock:
-                if self._phase not in _LOOP_PHASES:
+                if self._phase not in _LOOP_PHASES or self._waits_since_s is not None:
                     self._write()

@@ -24,6 +24,7 @@ from pathlib import Path
 from torch import Tensor
 
 from agents.errors import ExpectedError, explain_os_error
+from agents.shared.files.full_disk import removing_half
 from agents.trainer.streaming.layout import PAGE_BYTES, BlockLayout
 
 # Increased when files of earlier versions would be read wrongly.
@@ -126,21 +127,20 @@ class StreamedLayerFiles:
         """
         path = self._path(place)
         # Two ranks may write the same file, each under its own temporary name.
-        partial = path.with_name(f"{_PARTIAL}{place}.{os.getpid()}.{threading.get_ident()}")
+        own = path.with_name(f"{_PARTIAL}{place}.{os.getpid()}.{threading.get_ident()}")
         checksums = tuple(zlib.crc32(piece.numpy()) for _, piece in cut(block))
         header = _make_header(layout, checksums)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                file.write(header)
-                file.write(memoryview(block.numpy()))
-                file.flush()
-                os.fsync(file.fileno())
-            # Atomic: other ranks find a whole file or none.
-            partial.replace(path)
+            with removing_half(own) as partial:
+                with partial.open("wb") as file:
+                    file.write(header)
+                    file.write(memoryview(block.numpy()))
+                    file.flush()
+                    os.fsync(file.fileno())
+                # Atomic: other ranks find a whole file or none.
+                partial.replace(path)
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
             raise explain_os_error(error, f"writing {path}") from error
         return LayerFile(path=path, layout=layout, start=len(header), checksums=checksums)
 

@@ -36,8 +36,9 @@ from app.library.licence import find_licence
 from app.progress import OnMessage, OnProgress, messages
 from app.provisioning.environment import python_of, read_lock
 from app.runs.checkpoints import Copy, find_copies
-from app.runs.export_claims import claim_name
+from app.runs.export_claims import claim_export, claim_name
 from app.runs.inputs.run_inputs import Inputs, recall_inputs, send
+from app.runs.lifecycle.launch_order import take_order, unless_stopped
 from app.runs.lifecycle.start_point import choose_checkpoint
 from app.runs.nodes.node_pool import NodeAgent
 from app.runs.services import Services
@@ -57,8 +58,12 @@ async def export_run(
     request = check_request(request)
     # Before any node works, so that an hour of quantizing never ends at a read-only folder.
     out = await asyncio.to_thread(free_place, out)
-    with claim_place(services, out):
-        return await _export(services, request, out, progress or (lambda update: None))
+    run_id = services.runs.get(request.run_id).run_id
+    with claim_export(services, run_id), claim_place(services, out):
+        order = take_order(services, run_id, request.asked_s)
+        order.phase = "was exported"
+        async with unless_stopped(services, order):
+            return await _export(services, request, out, progress or (lambda update: None))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +148,9 @@ async def _merge(services: Services, work: _ExportWork) -> str:
         run_id=work.run.run_id,
         step=work.step,
         python=work.python,
-        model_path=await send(services, work.node, work.inputs.model, tell, "the model"),
+        model_path=await send(
+            services, work.node, work.inputs.model, tell, "the model", is_model=True
+        ),
         destination=work.folder(f"merged-{work.step}"),
     )
     agent = services.pool.agent(work.node)

@@ -13,9 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import disk_usage
 
+from agents.shared.files.full_disk import name_disk_error
 from app.artifacts.estimates.plan import ExportPlan
 from app.errors import UserError
-from app.filelock import try_locked
+from app.filelock import read_holder, try_held
 from app.paths import is_same_folder, private_folder, whole_path
 from app.runs.services import Services
 from app.text import show_bytes
@@ -41,7 +42,7 @@ def expect_free(out: Path) -> Path:
             raise UserError(f"{out} is a file", _NEW)
         above = next((folder for folder in (out, *out.parents) if folder.exists()), None)
     except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}", _ANOTHER) from error
+        raise UserError(f"{out} cannot be written: {name_disk_error(error)}", _ANOTHER) from error
     if above is None:  # on Windows, if a drive or another PC is not connected
         raise UserError(f"{out} cannot be written: {out.anchor} is not there", _ANOTHER)
     # The folder is replaced, and a process whose current folder is gone cannot start others.
@@ -71,7 +72,7 @@ def free_place(out: Path) -> Path:
         if out.is_dir():
             out.rmdir()
     except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}", _ANOTHER) from error
+        raise UserError(f"{out} cannot be written: {name_disk_error(error)}", _ANOTHER) from error
     return out
 
 
@@ -101,9 +102,10 @@ def claim_place(services: Services, out: Path) -> Iterator[None]:
     folder = private_folder(services.paths.home / "exports")
     place = os.path.normcase(os.path.realpath(out))  # a folder above may be a link
     path = folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.lock"
-    handle = try_locked(path)
+    handle = try_held(path)
     if handle is None:
-        raise UserError(f"another export is writing to {out}", _ANOTHER)
+        by = read_holder(path) or "another process"
+        raise UserError(f"another export is writing to {out}, by {by}", _ANOTHER)
     try:
         yield
     finally:

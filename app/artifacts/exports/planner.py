@@ -54,6 +54,7 @@ async def plan_export(
         copies: checkpoints to choose among.
     """
     run, to, types = services.runs.get(request.run_id), request.to, request.types
+    services.runs.require_trusted(run)
     checkpoint, engine = request.checkpoint, request.engine
     names = services.pool.names()
     usable = [copy for copy in copies if not copy.broken]

@@ -26,6 +26,9 @@ class ExportRequest:
     """Path of the data file that calibrates AWQ and GPTQ; None: the run's own data."""
     engine: Engine = ENGINES[0]
     """Package that makes AWQ."""
+    asked_s: float | None = None
+    """Time at which the user asked for it, in seconds since the epoch; a later stop of the run ends
+    it. None: now."""
 
 
 def check_request(request: ExportRequest) -> ExportRequest:

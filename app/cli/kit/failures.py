@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from agents.shared.files.full_disk import removing_half
 from agents.shared.files.secrets import hide_secrets
 from app.errors import Interrupted, RacklessError, UserError
 from app.text import show_foreign
@@ -165,7 +166,10 @@ def _write(folder: Path, text: str) -> Path:
     # mkstemp: a new file that only this user can read, also in a folder that all share.
     prefix = time.strftime("fault-%Y%m%d-%H%M%S-")
     handle, path = tempfile.mkstemp(".txt", prefix, folder)
-    with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+    with (
+        removing_half(Path(path)),
+        os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file,
+    ):
         file.write(text)
     return Path(path)
 

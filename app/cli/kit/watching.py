@@ -9,6 +9,7 @@ from app import events
 from app.cli.kit.output import Output, plain
 from app.core.action import CoreApi
 from app.core.runs import WatchRun
+from app.presentation.found_text import describe_found
 from app.presentation.start_text import describe_start
 from app.text import show_duration, show_loss, show_rate, show_share
 
@@ -160,6 +161,11 @@ class ChangeLines:
             case events.RunChanged(run=run) if self._is_new(f"run {run.run_id}", run.state):
                 self._out.line({"kind": "run", "run_id": run.run_id, "state": run.state})
                 self._out.text(f"{run.run_id}  {run.state}")
+            case events.FoundRunsChanged(runs=runs):
+                for one in runs:
+                    if self._is_new(f"found {one.run_id} {one.attempt} {one.node}", one.state):
+                        self._out.line({**plain(one), "kind": "found"})
+                        self._out.text(f"{describe_found(one)} See: rackless runs found")
             case events.NodeChanged(node=node) if self._is_new(f"node {node.name}", node.state):
                 self._out.line({"kind": "node", "node": node.name, "state": node.state})
                 problem = f": {node.problem}" if node.problem else ""

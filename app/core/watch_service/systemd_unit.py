@@ -6,9 +6,11 @@ import getpass
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agents.shared.files.full_disk import name_disk_error
 from app.core.watch_service import service
 from app.errors import UserError
 from app.paths import HOME_VARIABLE, private_folder, replace_text
+from app.shell_words import posix_command
 
 UNIT_NAME = "rackless-watch.service"
 
@@ -77,7 +79,7 @@ class SystemdUnit:
             private_folder(self.folder)
             replace_text(self.file, text)
         except OSError as error:
-            raise UserError(f"{self.file} cannot be written: {error.strerror}") from error
+            raise UserError(f"{self.file} cannot be written: {name_disk_error(error)}") from error
         commands = (
             ("systemctl", "--user", "daemon-reload"),
             ("systemctl", "--user", "enable", UNIT_NAME),
@@ -155,7 +157,7 @@ class SystemdUnit:
             return ""
         return (
             f"It runs while {self.user} is logged in. To run it from the start of this PC on: "
-            f"loginctl enable-linger {self.user}"
+            + posix_command("loginctl", "enable-linger", self.user)
         )
 
     def _read(self) -> str | None:

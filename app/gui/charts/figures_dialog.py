@@ -20,12 +20,12 @@ from PySide6.QtWidgets import (
 from app.gui.charts.limits import Limits
 from app.gui.charts.line import LineSeries
 from app.gui.charts.table import format_table
-from app.gui.kit.primitives import Button, copy_to_clipboard, make_label
+from app.gui.kit.primitives import Button, copy_to_clipboard, make_label, make_tooltip
 from app.gui.kit.theme import Theme
 from app.gui.tables.rows_model import Index
 from app.gui.tables.view import ROW_HEIGHT_PX, CellDelegate
 from app.telemetry.history import Array
-from app.text import DASH, count_of
+from app.text import DASH, count_of, show_foreign
 
 Write = Callable[[float | None], str]
 TITLES = ("Line", "Step", "Attempt", "Value")
@@ -56,8 +56,10 @@ class FiguresModel(QAbstractTableModel):
         return 0 if parent.isValid() else len(TITLES)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
-            return self._text(index.row(), index.column())
+        if role == Qt.ItemDataRole.DisplayRole:
+            return show_foreign(self._text(index.row(), index.column()))
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return make_tooltip(self._text(index.row(), index.column()))
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _side(index.column())
         return None
@@ -78,8 +80,10 @@ class FiguresModel(QAbstractTableModel):
     ) -> Any:
         if orientation != Qt.Orientation.Horizontal:
             return None
-        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
+        if role == Qt.ItemDataRole.DisplayRole:
             return TITLES[section]
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return make_tooltip(TITLES[section])
         return _side(section) if role == Qt.ItemDataRole.TextAlignmentRole else None
 
 

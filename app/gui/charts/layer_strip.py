@@ -6,7 +6,7 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.gui.kit.primitives import make_tooltip
+from app.gui.kit.primitives import set_tooltip
 from app.gui.kit.theme import Theme
 from app.presentation.stage_text import StageRow
 
@@ -29,7 +29,7 @@ class LayerStrip(QWidget):
     def show_stage(self, row: StageRow) -> None:
         """Show one GPU's layers."""
         self._row = row
-        self.setToolTip(make_tooltip(row.layers_text))
+        set_tooltip(self, row.layers_text)
         # A painted strip says nothing to a screen reader.
         self.setAccessibleName(f"{row.title}: {row.layers_text}")
         self.update()

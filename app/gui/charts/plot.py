@@ -39,6 +39,7 @@ from app.gui.charts.line import LineSeries
 from app.gui.charts.reading import describe_readings, next_step, read_lines
 from app.gui.charts.sparkline import make_polygon
 from app.gui.charts.table import format_table
+from app.gui.kit.primitives import set_tooltip
 from app.gui.kit.theme import Theme
 from app.telemetry.history import finite_parts
 
@@ -73,7 +74,7 @@ class Plot(QWidget):
         self.setMouseTracking(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         self.setAccessibleName(title)
-        self.setToolTip("")
+        set_tooltip(self, "")
         theme.changed.connect(self.update)
 
     @property

@@ -8,6 +8,7 @@ import numpy as np
 
 from app.gui.charts.limits import Limits
 from app.gui.charts.line import LineSeries
+from app.text import show_foreign
 
 
 def format_table(lines: Sequence[LineSeries], view: Limits) -> str:
@@ -17,12 +18,24 @@ def format_table(lines: Sequence[LineSeries], view: Limits) -> str:
         *(["line"] if names else []),
         "step",
         "attempt",
-        lines[0].name if not names else "value",
+        _cell(lines[0].name) if not names else "value",
     ]
     rows = ["\t".join(head)]
     for line in lines:
-        rows += ["\t".join([line.name, *row] if names else row) for row in _rows(line, view)]
+        name = [_cell(line.name)] if names else []
+        rows += ["\t".join([*name, *row]) for row in _rows(line, view)]
     return "\n".join(rows) + "\n"
+
+
+def _cell(name: str) -> str:
+    """Return a name as one cell that no spreadsheet takes for a formula.
+
+    >>> _cell("=HYPERLINK(1)"), _cell("poems\\t2")
+    ("'=HYPERLINK(1)", 'poems\\\\t2')
+    """
+    shown = show_foreign(name)
+    # A formula could open addresses and start programs.
+    return f"'{shown}" if shown.lstrip().startswith(("=", "+", "-", "@")) else shown
 
 
 def _rows(line: LineSeries, view: Limits) -> Iterator[list[str]]:

@@ -20,7 +20,7 @@ from app.events import NodeSnapshot
 from app.flows.new_run import Finding
 from app.flows.new_run_answers import ALL_NODES, NO, YES, split_names
 from app.gui.kit.inputs import ChoiceBox
-from app.gui.kit.primitives import Button, ElidedLabel, make_label, make_tooltip, set_style_property
+from app.gui.kit.primitives import Button, ElidedLabel, make_label, set_style_property, set_tooltip
 from app.gui.kit.theme import Theme
 from app.gui.tables.node_columns import describe_hardware
 
@@ -113,7 +113,7 @@ class AnswerField(QWidget):
     def _offer(self, name: str, words: str, hardware: str) -> None:
         box = self._boxes.get(name) or self._add_box(name, words, hardware)
         box.setText(words)
-        box.setToolTip(words)
+        set_tooltip(box, words)
         box.setAccessibleDescription(hardware)
 
     def _set_nodes(self, text: str) -> None:
@@ -184,7 +184,7 @@ class AnswerField(QWidget):
     def _add_box(self, name: str, words: str, hardware: str = "") -> QCheckBox:
         check = QCheckBox(words)
         check.setAccessibleDescription(hardware)
-        check.setToolTip(make_tooltip(words))
+        set_tooltip(check, words)
         check.setMinimumWidth(1)  # so that a long name does not widen the form
         check.toggled.connect(lambda checked: self._touch())
         line = QWidget()

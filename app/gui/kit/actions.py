@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QWidget
 
-from app.gui.kit.primitives import Button
+from app.gui.kit.primitives import Button, set_tooltip
 from app.gui.kit.theme import Theme
 
 
@@ -112,7 +112,7 @@ class Actions:
         """Create the action `name`; its shortcut works anywhere in the window."""
         texts = TEXTS[name]
         action = QAction(texts.text, self._window)
-        action.setToolTip(self.tip(name))
+        set_tooltip(action, self.tip(name))
         action.setStatusTip(texts.tip)
         if texts.shortcut:
             action.setShortcut(QKeySequence(texts.shortcut))

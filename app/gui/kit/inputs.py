@@ -13,7 +13,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QPlainTextEdit, QSpinBox
 
-from app.gui.kit.primitives import make_tooltip
+from app.gui.kit.primitives import set_tooltip
 
 TEXT_PX = 8
 """Space before the number in its box, in pixels, which style sheets cannot set."""
@@ -27,7 +27,7 @@ class ChoiceBox(QComboBox):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         # The box may elide its text; the tooltip has all of it.
-        self.currentTextChanged.connect(lambda text: self.setToolTip(make_tooltip(text)))
+        self.currentTextChanged.connect(lambda text: set_tooltip(self, text))
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()

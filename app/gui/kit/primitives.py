@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from html import escape
+from typing import Protocol
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import QPoint, QSize, Qt
 from PySide6.QtGui import (
     QClipboard,
     QContextMenuEvent,
@@ -27,6 +29,7 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QSizePolicy,
     QToolButton,
+    QToolTip,
     QVBoxLayout,
     QWidget,
 )
@@ -158,7 +161,7 @@ class ElidedLabel(PlainLabel):
             self.text(), Qt.TextElideMode.ElideRight, self.contentsRect().width()
         )
         # Only when painting is the width known that decides this.
-        self.setToolTip(make_tooltip(self.text()) if text != self.text() else "")
+        set_tooltip(self, self.text() if text != self.text() else "")
         painter.setPen(self.palette().color(self.foregroundRole()))
         painter.drawText(self.contentsRect(), int(self.alignment()), text)
 
@@ -169,24 +172,58 @@ class ElidedLabel(PlainLabel):
 def make_tooltip(text: str) -> str:
     """Return `text` so that a tooltip shows it literally, wrapped where it is long.
 
-    Qt renders text that contains a tag as HTML, and never wraps plain text.
+    Qt renders text that contains a tag or an entity as HTML, and never wraps plain text.
 
     >>> make_tooltip("the <b> of Q&A")
     '<p style="white-space:pre-wrap">the &lt;b&gt; of Q&amp;A</p>'
     """
     text = show_foreign(text, keep="\n\t")
-    if len(text) <= MAX_TIP_LINE_CHARS and "<" not in text:
+    if len(text) <= MAX_TIP_LINE_CHARS and not {"<", "&"} & set(text):
         return text
     return f'<p style="white-space:pre-wrap">{escape(text)}</p>'
 
 
+class HasToolTip(Protocol):
+    """A widget, an action or a tray icon."""
+
+    def setToolTip(self, tip: str, /) -> None: ...
+
+
+def set_tooltip(target: HasToolTip, text: str) -> None:
+    """Set the tooltip of a widget or an action; every tooltip is set by this function.
+
+    Text of others may contain tags, and Qt would read the file of an image that one names.
+    """
+    target.setToolTip(make_tooltip(text))
+
+
+def show_tooltip(place: QPoint, text: str, widget: QWidget) -> None:
+    """Show a tooltip at once, such as that of a painted part of a widget."""
+    QToolTip.showText(place, make_tooltip(text), widget)
+
+
 def escape_mnemonic(text: str) -> str:
-    """Return `text` with each `&` doubled: in a menu a single one marks the access key.
+    """Return `text` for a menu: on one line, with each `&` doubled.
+
+    A single one marks the access key, and a tab begins the column of shortcuts.
 
     >>> escape_mnemonic("Q&A")
     'Q&&A'
     """
-    return text.replace("&", "&&")
+    return show_foreign(text).replace("&", "&&")
+
+
+def plain_for_desktop(text: str) -> str:
+    """Return `text` for notifications and the tray, without a tag or an entity.
+
+    Desktops of Linux take it for HTML, and would load the images that it names.
+
+    >>> plain_for_desktop("<img src='x'> Q&amp;A").isascii(), plain_for_desktop("Q & A")
+    (False, 'Q & A')
+    """
+    text = show_foreign(text, keep="\n").replace("<", "\u2039").replace(">", "\u203a")
+    # Only what would be an entity; a lone ampersand is shown by all of them.
+    return re.sub(r"&(?=#?\w+;)", "\uff06", text)
 
 
 def make_separator(*, upright: bool = False) -> QFrame:
@@ -233,7 +270,7 @@ class Button(QPushButton):
         self.setText(text)
         self.setObjectName(role)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
-        self.setToolTip(make_tooltip(tip))
+        set_tooltip(self, tip)
         self.clicked.connect(lambda: pressed())
         if icon:
             self.setIconSize(QSize(16, 16))
@@ -270,7 +307,7 @@ class IconButton(QToolButton):
 
     def __init__(self, theme: Theme, icon: str, name: str, pressed: Callable[[], object]) -> None:
         super().__init__()
-        self.setToolTip(name)
+        set_tooltip(self, name)
         self.setAccessibleName(name)
         # A click leaves the focus where the user is typing.
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)

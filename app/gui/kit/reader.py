@@ -12,7 +12,7 @@ from PySide6.QtCore import QByteArray, Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QImage, QTextDocument
 from PySide6.QtWidgets import QTextBrowser
 
-from app.gui.kit.primitives import make_tooltip
+from app.gui.kit.primitives import set_tooltip
 
 
 class Reader(QTextBrowser):
@@ -25,7 +25,7 @@ class Reader(QTextBrowser):
         self.setOpenExternalLinks(False)
         self.anchorClicked.connect(_open)
         # The text of a link may say anything, so its address is shown before a click.
-        self.highlighted.connect(lambda url: self.setToolTip(_describe(url)))
+        self.highlighted.connect(lambda url: set_tooltip(self, _describe(url)))
 
     def loadResource(self, type: int, name: QUrl | str) -> Any:
         """Return an empty resource for every name."""
@@ -53,4 +53,4 @@ def _open(url: QUrl) -> None:
 
 
 def _describe(url: QUrl) -> str:
-    return make_tooltip(url.toDisplayString()) if is_web_page(url) else ""
+    return url.toDisplayString() if is_web_page(url) else ""

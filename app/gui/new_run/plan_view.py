@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QSizePolicy, QVB
 from agents.contract.data import DataFinding
 from app.gui.charts.layer_strip import LayerStrip
 from app.gui.kit.collapsible import CollapsibleSection
-from app.gui.kit.primitives import make_label, make_tooltip
+from app.gui.kit.primitives import make_label, set_tooltip
 from app.gui.kit.theme import Theme
 from app.gui.new_run.plan_notes import AdviceLines, Notes
 from app.planning.candidate import Advice, GpuPlan, Plan
@@ -50,7 +50,7 @@ class MemoryBar(QWidget):
         """
         self._parts, self._room_bytes = tuple(parts), room_bytes
         words = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)
-        self.setToolTip(make_tooltip(words))
+        set_tooltip(self, words)
         # A painted bar says nothing to a screen reader.
         self.setAccessibleName(f"{words}; available {show_bytes(room_bytes)}")
         self.update()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from PySide6.QtCore import Signal
@@ -16,6 +15,7 @@ from app.gui.kit.banner import Banner
 from app.gui.kit.inputs import TextBox
 from app.gui.session.context import Context
 from app.library.recipes import Recipe
+from app.shell_words import command_here
 from app.text import file_name
 
 RUN_FILES = "Run files (*.yaml *.yml);;All files (*)"
@@ -27,7 +27,7 @@ def describe_start(path: str) -> str:
     >>> describe_start("my run.yaml")
     "rackless start 'my run.yaml'"
     """
-    return shlex.join(["rackless", "start", path])
+    return command_here("rackless", "start", path)
 
 
 class RunFileDialog(QDialog):

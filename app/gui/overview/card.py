@@ -17,9 +17,10 @@ from PySide6.QtGui import (
     QPen,
     QPixmap,
 )
-from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.gui.charts.sparkline import Trace, paint_sparklines
+from app.gui.kit.primitives import show_tooltip
 from app.gui.kit.status import paint_status
 from app.gui.kit.theme import Theme
 from app.gui.tables.device_columns import name_place
@@ -289,7 +290,7 @@ class DeviceCard(QWidget):
         # The parts are painted, not widgets, so Qt cannot give each its own tooltip.
         if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
             tip = self._tip(self._part_at(event.pos().x(), event.pos().y()))
-            QToolTip.showText(event.globalPos(), tip, self)
+            show_tooltip(event.globalPos(), tip, self)
             return True
         return super().event(event)
 

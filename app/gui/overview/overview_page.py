@@ -19,6 +19,7 @@ from app.gui.kit import primitives
 from app.gui.kit.actions import Actions
 from app.gui.kit.empty import EmptyState
 from app.gui.kit.flow_layout import FlowLayout
+from app.gui.kit.primitives import set_tooltip
 from app.gui.kit.theme import Theme
 from app.gui.overview.wall import Wall
 from app.gui.overview.wall_table import WallTable
@@ -100,7 +101,7 @@ class TotalsBar(QFrame):
         column.setSpacing(2)
         row.addLayout(column, 1)
         for label in (self._values[key], self._captions[key]):
-            label.setToolTip(primitives.make_tooltip(tip))
+            set_tooltip(label, tip)
             column.addWidget(label)
         return cell
 
@@ -236,10 +237,11 @@ class OverviewPage(QWidget):
         """Show devices as table rows, or as cards."""
         self._is_table = is_table
         self.view.setText("Show as cards" if is_table else "Show as table")
-        self.view.setToolTip(
+        set_tooltip(
+            self.view,
             "Show every device as a card with its recent history"
             if is_table
-            else "Show every device as a table row: sortable, and readable by screen readers"
+            else "Show every device as a table row: sortable, and readable by screen readers",
         )
         self._choose()
 

@@ -15,7 +15,7 @@ from app.core.runs import FindLogs, SyncRun
 from app.events import LogArrived
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.inputs import ChoiceBox
-from app.gui.kit.primitives import IconButton, make_label, make_panel
+from app.gui.kit.primitives import IconButton, make_label, make_panel, set_tooltip
 from app.gui.logs.log_document import Block, split_blocks
 from app.gui.logs.log_view import LogView
 from app.gui.session.bridge import Op, Report
@@ -85,11 +85,11 @@ class LogPane(QWidget):
         # Scrolling up clears this box, and scrolling back to the end sets it again.
         self.follow = QCheckBox("Follow")
         self.follow.setChecked(True)
-        self.follow.setToolTip("Keep the newest line in view")
+        set_tooltip(self.follow, "Keep the newest line in view")
         self.words = QLineEdit()
         self.words.setPlaceholderText("Find in this log")
         self.words.setAccessibleName("Find in this log")
-        self.words.setToolTip("Enter: next, Shift+Enter: previous (Ctrl+F)")
+        set_tooltip(self.words, "Enter: next, Shift+Enter: previous (Ctrl+F)")
         self.words.setClearButtonEnabled(True)
         self.words.setFixedWidth(220)
         self._result = make_label(role="caption")

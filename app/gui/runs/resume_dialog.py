@@ -12,6 +12,7 @@ from app.events import CheckpointSnapshot, RunSnapshot
 from app.gui.kit import primitives
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.inputs import NumberBox
+from app.gui.kit.primitives import set_tooltip
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import checkpoint_columns
@@ -69,9 +70,10 @@ class ResumeDialog(QDialog):
         self.table = TableView(context.theme, self.model, "Checkpoints")
         self.table.sort_by("Step", Qt.SortOrder.DescendingOrder)
         self.verify = QCheckBox("Replay the last steps first to verify the resume:")
-        self.verify.setToolTip(
+        set_tooltip(
+            self.verify,
             "Starts at the newest checkpoint with that many logged steps after it. Every loss "
-            "must match: bit-exact on the same devices, within rounding on others."
+            "must match: bit-exact on the same devices, within rounding on others.",
         )
         self.num_verified = NumberBox(
             minimum=1, maximum=1000, value=VERIFIED_STEPS, suffix=" steps"
@@ -141,7 +143,7 @@ class ResumeDialog(QDialog):
             box = QCheckBox(node.name if node.state == "online" else f"{node.name} ({node.state})")
             box.setEnabled(node.state == "online")
             box.setChecked(node.state == "online" and node.name in self._run.nodes)
-            box.setToolTip(primitives.make_tooltip(node.problem or node.address))
+            set_tooltip(box, node.problem or node.address)
             box.toggled.connect(lambda checked: self._review())
             boxes[node.name] = box
         return boxes

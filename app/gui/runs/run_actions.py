@@ -25,7 +25,8 @@ TRACED_STEPS = 3
 
 
 def can_stop(run: RunSnapshot) -> bool:
-    return run.state in ("launching", "running") or run.is_recovering
+    # A run that is stopping may be stopped at once, without its checkpoint.
+    return run.state in ACTIVE_STATES or run.is_recovering or run.is_resuming
 
 
 def can_save(run: RunSnapshot) -> bool:
@@ -33,7 +34,7 @@ def can_save(run: RunSnapshot) -> bool:
 
 
 def can_resume(run: RunSnapshot) -> bool:
-    return run.state in ("stopped", "interrupted", "failed")
+    return run.state in ("stopped", "interrupted", "failed") and not run.is_resuming
 
 
 def can_take_over(run: RunSnapshot) -> bool:
@@ -99,6 +100,10 @@ class RunActions:
         text = "The run writes a checkpoint, then ends on every node. You can resume it later."
         if run.is_recovering:
             text = "The run is then not resumed automatically. You can resume it later."
+        elif run.state == "stopping":
+            text = "It is stopping already. Stop it at once, without waiting for its checkpoint?"
+        elif run.state in ("created", "launching") or run.is_resuming:
+            text = "Its start ends, and nothing of it stays on any node. You can resume it later."
         if not confirm(self._parent, self._context.theme, f"Stop {run.name}?", text, "Stop run"):
             return
         title = f"Stopping {run.name}"

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.events import Certificate, RunSnapshot
 from app.gui.kit.flow_layout import FlowLayout
-from app.gui.kit.primitives import Button, ElidedLabel, IconButton, make_label, make_tooltip
+from app.gui.kit.primitives import Button, ElidedLabel, IconButton, make_label, set_tooltip
 from app.gui.kit.status import StatusPill
 from app.gui.runs.run_actions import (
     TRACED_STEPS,
@@ -91,8 +91,7 @@ class RunHead(QWidget):
         self._subtitle.setText(" \u00b7 ".join((*parts, f"started {started}", run.run_id)))
         silent = bool(run.silent_nodes)
         self.state.show_status(describe_run(run.state, run.phase, is_silent=silent))
-        self.buttons["stop"].setVisible(can_stop(run) or run.state == "stopping")
-        self.buttons["stop"].setEnabled(can_stop(run))
+        self.buttons["stop"].setVisible(can_stop(run))
         self.buttons["save"].setVisible(can_save(run))
         self.buttons["trace"].setVisible(can_save(run))
         self.buttons["resume"].setVisible(can_resume(run))
@@ -202,7 +201,7 @@ class RunProgress(QFrame):
             box.setContentsMargins(0, 0, 0, 0)
             box.setSpacing(0)
             for label in (self.figures[key], self._captions[key]):
-                label.setToolTip(make_tooltip(tip))
+                set_tooltip(label, tip)
                 box.addWidget(label)
             row.addWidget(cell)
         column = QVBoxLayout(self)
@@ -232,8 +231,8 @@ class RunProgress(QFrame):
         self._captions["loss"].setText(f"Loss, first {first}" if run.first_loss else "Loss")
         self._show("speed", show_rate(run.tokens_per_s if is_running else None))
         self._show("perplexity", show_loss(run.perplexity))
-        self.figures["perplexity"].setToolTip(
-            f"Newest evaluation loss: {show_loss(run.evaluation_loss)}"
+        set_tooltip(
+            self.figures["perplexity"], f"Newest evaluation loss: {show_loss(run.evaluation_loss)}"
         )
         self._show("mfu", show_share(run.mfu if is_running else None, 1))
         self._show("eta", show_share(run.eta if is_running else None))

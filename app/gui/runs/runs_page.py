@@ -12,6 +12,7 @@ from app.gui.kit.banner import Banner
 from app.gui.kit.empty import EmptyState, Waiting
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import Button, make_label, set_page_margins
+from app.gui.runs.found_pane import FoundPane
 from app.gui.runs.run_actions import RunActions, can_delete, can_resume, can_stop
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import RowsModel
@@ -65,6 +66,8 @@ class RunsPage(QWidget):
         head.addWidget(self._new)
         column.addLayout(head)
         column.addWidget(self.banner)
+        self.found = FoundPane(context, self, self.banner)
+        column.addWidget(self.found)
         column.addWidget(self._stack, 1)
         context.cluster.run_changed.connect(self._show)
         context.cluster.run_deleted.connect(self._remove_row)

@@ -27,8 +27,8 @@ from agents.shared.files.secrets import format_trace
 from app.core.action import Action, CoreApi, OpenCore, sentences
 from app.core.nodes import ListNodes
 from app.core.runs import ListRuns
-from app.errors import RacklessError, UserError
-from app.events import Event, SampleArrived
+from app.errors import RacklessError, StoreLost, UserError
+from app.events import Event, SampleArrived, StoreFailed
 from app.gui.session.garbage_collector import MainThreadCollector
 
 FRAME_MS = 33
@@ -263,6 +263,9 @@ class Bridge(QObject):
             if not self._frame_due:
                 self._frame_due = True
                 self._arm()
+        elif isinstance(event, StoreFailed):
+            error = StoreLost(event.message, event.hint)
+            self._post(lambda: self.failed.emit(error))
         else:
             self._post(lambda: self.event_arrived.emit(event))
 

@@ -14,6 +14,8 @@ from app.events import (
     ACTIVE_STATES,
     ArtifactsChanged,
     Event,
+    FoundRun,
+    FoundRunsChanged,
     LogArrived,
     NodeChanged,
     NodeRemoved,
@@ -39,6 +41,8 @@ class LiveState(QObject):
     """The set of devices changed."""
     run_changed = Signal(str)
     run_deleted = Signal(str)
+    found_changed = Signal()
+    """Runs that are on nodes and not this home's appeared or went."""
     artifacts_changed = Signal()
     devices_changed = Signal(list)
     """DeviceKeys with new figures, at most once per frame."""
@@ -51,6 +55,7 @@ class LiveState(QObject):
         super().__init__(bridge)
         self.nodes: dict[str, NodeSnapshot] = {}
         self.runs: dict[str, RunSnapshot] = {}
+        self.found: tuple[FoundRun, ...] = ()
         self.telemetry = Telemetry()
         self.is_open = False
         self.now_s = clock
@@ -116,6 +121,9 @@ class LiveState(QObject):
                 self.runs.pop(run_id, None)
                 self._follow_runs()
                 self.run_deleted.emit(run_id)
+            case FoundRunsChanged(found):
+                self.found = found
+                self.found_changed.emit()
             case ArtifactsChanged():
                 self.artifacts_changed.emit()
             case StepsArrived(run_id, steps):

@@ -6,7 +6,7 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
 
 from app.gui.kit.actions import TEXTS, Actions
-from app.gui.kit.primitives import make_label
+from app.gui.kit.primitives import make_label, set_tooltip
 from app.gui.kit.theme import Theme
 
 WIDTH_PX = 176
@@ -53,7 +53,7 @@ class Navigation(QWidget):
         button.setObjectName("place")
         button.setText(f"  {TEXTS[name].text}")
         button.setAccessibleName(TEXTS[name].text)
-        button.setToolTip(actions.tip(name))
+        set_tooltip(button, actions.tip(name))
         button.setCheckable(True)
         button.setIconSize(QSize(18, 18))
         button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)

@@ -32,5 +32,5 @@ def check_reference_counts() -> None:
             f"PySide6 {PySide6.__version__} corrupts reference counts on Python "
             f"{sys.version.split()[0]}; the window would crash within seconds.",
             "Install the version that Rackless asks for: "
-            'python -m pip install "PySide6_Essentials>=6.11.3,<6.12"',
+            'python -I -m pip install "PySide6_Essentials>=6.11.3,<6.12"',
         )

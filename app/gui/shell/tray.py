@@ -14,7 +14,7 @@ from PySide6.QtGui import QColor, QIcon, QPainter, QPen, QPixmap, QPolygonF
 from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
 
 from app.events import RunSnapshot
-from app.gui.kit.primitives import escape_mnemonic
+from app.gui.kit.primitives import escape_mnemonic, plain_for_desktop
 from app.gui.kit.theme import Theme
 from app.gui.session.banner_task import last_while, last_with_run
 from app.gui.session.context import Context
@@ -23,7 +23,7 @@ from app.telemetry.notices import SETTING_OF, Notice, Notices
 from app.telemetry.state import Tone
 from app.telemetry.stream import DeviceKey
 from app.telemetry.whole import Whole, describe_progress, describe_whole
-from app.text import capitalize, show_foreign
+from app.text import capitalize
 
 SIZE_PX = 64
 RING_PX = 8.0
@@ -157,7 +157,7 @@ class Tray(QObject):
         # A menu that is refilled while open closes on some desktops.
         if lines != self._shown and not self.menu.isVisible():
             self._shown = lines
-            self.icon.setToolTip(f"Rackless: {whole.text}")
+            self.icon.setToolTip(plain_for_desktop(f"Rackless: {whole.text}"))
             self._fill_menu(whole.text)
 
     def _active_runs(self) -> list[RunSnapshot]:
@@ -228,9 +228,7 @@ class Tray(QObject):
             self._show(title, text, sign)
 
     def _show(self, title: str, text: str, sign: QSystemTrayIcon.MessageIcon) -> None:
-        # Desktops of Linux take the text for HTML, and would load the images that it names.
-        plain = [show_foreign(part).replace("<", "\u2039") for part in (title, text)]
-        self.icon.showMessage(plain[0], plain[1], sign, SHOWN_MS)
+        self.icon.showMessage(plain_for_desktop(title), plain_for_desktop(text), sign, SHOWN_MS)
 
     # ------------------------------------------------------------ clicks
 

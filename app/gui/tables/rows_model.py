@@ -178,7 +178,7 @@ class RowsModel(QAbstractTableModel, Generic[T]):
         if role == Qt.ItemDataRole.DisplayRole:
             return column.title
         if role == Qt.ItemDataRole.ToolTipRole:
-            return f"{column.title}: {column.tip}" if column.tip else column.title
+            return make_tooltip(f"{column.title}: {column.tip}" if column.tip else column.title)
         if role == Qt.ItemDataRole.TextAlignmentRole:
             side = Qt.AlignmentFlag.AlignRight if column.is_number else Qt.AlignmentFlag.AlignLeft
             return int(side | Qt.AlignmentFlag.AlignVCenter)

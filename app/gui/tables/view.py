@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QTableView,
 )
 
+from app.gui.kit.primitives import set_tooltip
 from app.gui.kit.status import paint_status
 from app.gui.kit.theme import Theme
 from app.gui.tables import rows_model
@@ -262,7 +263,7 @@ def make_filter(table: TableView[Any], hint: str) -> QLineEdit:
     """Return an input whose words filter the rows of `table`; `hint` lists the fields searched."""
     field = QLineEdit()
     field.setPlaceholderText("Filter")
-    field.setToolTip(hint)
+    set_tooltip(field, hint)
     field.setAccessibleName(hint)
     field.setClearButtonEnabled(True)
     field.setMaximumWidth(180)

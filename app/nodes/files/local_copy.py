@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.contract.run import FileEntry
+from agents.shared.files.full_disk import advise_room, name_disk_error
 from app.errors import UserError
 from app.nodes.files.local_files import FileWriter, in_thread, publish_folder, read_blocks
 from app.nodes.files.transfer import BytesProgress
@@ -58,8 +59,8 @@ async def copy_folder(
         await in_thread(publish_folder, temporary, target)
     except OSError as error:
         raise UserError(
-            f"{target} cannot be written: {error.strerror or error}",
-            "Free some space on that disk, or choose a folder that you may write to.",
+            f"{target} cannot be written: {name_disk_error(error)}",
+            f"{advise_room(error)}, or choose a folder that you may write to.",
         ) from error
 
 

@@ -15,6 +15,7 @@ from typing import BinaryIO, ParamSpec, TypeVar
 
 from agents.contract.run import FileEntry
 from agents.shared.files.folder_files import open_regular
+from agents.shared.files.full_disk import removing_half
 from app.errors import UserError
 
 BLOCK_BYTES = 1 << 20
@@ -106,11 +107,18 @@ class FileWriter:
 
     def _close(self, is_whole: bool) -> None:
         assert self._file is not None
-        with self._file:
-            if is_whole:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        if is_whole and self._digest.hexdigest() != self._entry.sha256:
+        with removing_half(self._path):
+            with self._file:
+                if is_whole:
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+            self._expect_intact(is_whole)
+
+    def _expect_intact(self, is_whole: bool) -> None:
+        if not is_whole:
+            self._path.unlink(missing_ok=True)
+            return
+        if self._digest.hexdigest() != self._entry.sha256:
             raise UserError(
                 f"{self._entry.path} from {self._node} arrived damaged: its hash does not match",
                 "Try again; if it happens again, check that PC's memory and disk",

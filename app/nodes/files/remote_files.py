@@ -16,7 +16,7 @@ from typing import Any
 
 from agents.contract.json_text import read_said
 from agents.contract.messages import WireError, from_wire, to_wire
-from agents.contract.names import MAX_PATH_CHARACTERS, is_reserved
+from agents.contract.names import MAX_PATH_CHARACTERS, is_code, is_reserved
 from agents.contract.run import FileEntry
 from agents.contract.wire import ForeignValueError
 from app.errors import NodeUnreachable, UserError
@@ -254,6 +254,11 @@ def check_entries(name: str, entries: Sequence[FileEntry]) -> None:
     for entry in entries:
         if not is_safe_path(entry.path):
             raise refuse_names(name, f"{entry.path!a}")
+        if is_code(entry.path):
+            raise UserError(
+                f"{name} offers {entry.path!a}, which is code, a pickle or a notebook",
+                "Nothing was written. Remove that file there: Rackless copies none from nodes",
+            )
     clash = find_clash(entry.path for entry in entries)
     if clash:
         raise refuse_names(name, f"{clash!a}, which another one has too")

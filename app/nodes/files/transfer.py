@@ -20,6 +20,7 @@ from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, hash_chunks
 from agents.contract.requests.runs import CompareBundle
 from agents.contract.run import FileEntry
 from agents.shared.files.folder_files import open_regular, require_own
+from agents.shared.files.full_disk import advise_room, name_disk_error
 from app.errors import RacklessError, UserError
 from app.events import NodeTransfer
 from app.nodes.client import NodeClient
@@ -239,8 +240,8 @@ async def fetch(
         await local_files.in_thread(local_files.publish_folder, temporary, target)
     except OSError as error:
         raise UserError(
-            f"{target} cannot be written: {error.strerror or error}",
-            "Free some space on that disk, or choose a folder that you may write to",
+            f"{target} cannot be written: {name_disk_error(error)}",
+            f"{advise_room(error)}, or choose a folder that you may write to",
         ) from error
     finally:
         await local_files.in_thread(local_files.remove_folder, temporary)
@@ -276,6 +277,7 @@ async def copy(
     path: str,
     rates: Mapping[Link, float],
     progress: OnSpread | None = None,
+    expected: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
     """Copy the folder `path` from one node to others, forwarding it between them.
 
@@ -287,6 +289,7 @@ async def copy(
         path: path below the agents' homes.
         rates: measured rates of links between nodes, in bytes/s.
         progress: callback with the progress of each node.
+        expected: files that may be in it with their sizes in bytes; None for all that it lists.
 
     Returns:
         Problems that the user may want to solve, as sentences.
@@ -298,6 +301,9 @@ async def copy(
 
     async def lacks(client: NodeClient, entries: Sequence[FileEntry]) -> bool:
         check_entries(source.name, entries)
+        if expected is not None:
+            known = [entry for entry in entries if expected.get(entry.path) == entry.size_bytes]
+            _require_expected(source.name, entries, known)
         return not (
             await client.ask(CompareBundle(destination=path, files=tuple(entries)))
         ).complete

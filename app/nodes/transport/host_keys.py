@@ -15,10 +15,12 @@ from pathlib import Path
 
 import asyncssh
 
+from agents.shared.files.full_disk import advise_room, name_disk_error
 from app.errors import UserError
 from app.filelock import locked
 from app.nodes.node import SshAddress
 from app.paths import replace_file
+from app.shell_words import command_here
 
 FILE_NAME = "known_hosts"
 
@@ -63,7 +65,7 @@ class HostKeys:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
                 f"The confirmed host keys in {self._path} cannot be read: {error}",
-                f"Give yourself access to it: chmod 600 {self._path}",
+                f"Give yourself access to it: {command_here('chmod', '600', self._path)}",
             ) from error
 
     def _parse(self, key: str, number: int) -> asyncssh.SSHKey:
@@ -86,8 +88,8 @@ class HostKeys:
                 replace_file(temporary, self._path)
         except OSError as error:
             raise UserError(
-                f"The host key cannot be stored in {self._path}: {error.strerror or error}",
-                "Free some space on that disk, or give yourself write access to that folder",
+                f"The host key cannot be stored in {self._path}: {name_disk_error(error)}",
+                f"{advise_room(error)}, or give yourself write access to that folder",
             ) from error
         finally:
             with contextlib.suppress(OSError):

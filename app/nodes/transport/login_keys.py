@@ -17,8 +17,10 @@ from pathlib import Path
 
 import asyncssh
 
+from agents.shared.files.folder_files import require_regular
 from app.errors import LoginRefused
 from app.nodes.node import SshAddress
+from app.shell_words import command_here
 
 DEFAULT_KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 _WINDOWS_AGENT = r"\\.\pipe\openssh-ssh-agent"
@@ -104,9 +106,10 @@ async def _use_only(keys: LoginKeys, path: Path) -> None:
     except OSError as error:
         raise LoginRefused(
             f"The key file {path} cannot be read: {error.strerror or error}",
-            f"Name the private key with --key, or make a new one: ssh-keygen -t ed25519 -f {path}"
+            "Name the private key with --key, or make a new one: "
+            + command_here("ssh-keygen", "-t", "ed25519", "-f", path)
             if isinstance(error, FileNotFoundError)
-            else f"Give yourself access to it: chmod 600 {path}",
+            else f"Give yourself access to it: {command_here('chmod', '600', path)}",
         ) from error
     except asyncssh.KeyImportError as error:
         # The agent may hold the same key unlocked; the .pub file next to it identifies the key.
@@ -119,16 +122,17 @@ def _unusable(path: Path, error: Exception) -> LoginRefused:
     if _is_locked(error):
         return LoginRefused(
             f"The key file {path} is locked with a passphrase, and no SSH agent holds it",
-            f"Unlock it once for this login session: ssh-add {path}",
+            f"Unlock it once for this login session: {command_here('ssh-add', path)}",
         )
     if path.suffix == ".pub":
         return LoginRefused(
             f"{path} is a public key; logging in needs the private one",
-            f"Name the file without .pub: --key {path.with_suffix('')}",
+            f"Name the file without .pub: {command_here('--key', path.with_suffix(''))}",
         )
     return LoginRefused(
         f"{path} is not a private key that can be used: {error}",
-        f"Make a new one: ssh-keygen -t ed25519 -f {path.with_name('id_rackless')}",
+        "Make a new one: "
+        + command_here("ssh-keygen", "-t", "ed25519", "-f", path.with_name("id_rackless")),
     )
 
 
@@ -149,6 +153,7 @@ async def _add_default(keys: LoginKeys, path: Path) -> None:
 
 
 def _load(path: Path) -> list[asyncssh.SSHKeyPair]:
+    require_regular(path)
     try:
         return list(asyncssh.load_keypairs(str(path)))
     except asyncssh.KeyEncryptionError as error:
@@ -163,6 +168,7 @@ def _public_data(path: Path) -> bytes | None:
     # IdentityFile may name the public file of a key that only the agent has.
     public = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
     with contextlib.suppress(OSError, asyncssh.KeyImportError):
+        require_regular(public)
         return bytes(asyncssh.read_public_key(public).public_data)
     return None
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import asyncssh
 
+from agents.shared.files.full_disk import removing_half
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ, same_source
 from app.errors import UserError
 from app.nodes.transport.host_keys import fingerprint_of
@@ -215,7 +216,7 @@ def load_host_key(path: Path) -> asyncssh.SSHKey:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = asyncssh.generate_private_key("ssh-ed25519")
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
+        with removing_half(path), os.fdopen(handle, "wb") as file:
             file.write(key.export_private_key())
     return asyncssh.read_private_key(path)
 

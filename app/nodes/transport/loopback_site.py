@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.errors import UserError
-from app.filelock import try_locked
+from app.filelock import read_holder, try_held
 from app.nodes.node import SshAddress
 from app.nodes.transport.loopback import LoopbackNode, load_host_key, power_cut, start_loopback
 from app.paths import private_folder
@@ -36,9 +36,13 @@ class LoopbackSite:
                 "nodes on loopback need Linux", "On Windows, run the same command inside WSL2."
             )
         private_folder(self._folder)
-        self._lock = try_locked(self._folder / "site.lock")
+        path = self._folder / "site.lock"
+        self._lock = try_held(path)
         if self._lock is None:
-            raise UserError("the demo is running already", "Close it first, then start it again.")
+            by = read_holder(path) or "another process"
+            raise UserError(
+                f"the demo is running already, by {by}", "Close it first, then start it again."
+            )
         self._end_processes()
 
     async def start(self) -> None:

@@ -13,6 +13,7 @@ import asyncssh
 from app.errors import LoginRefused, NodeUnreachable
 from app.nodes.node import DEFAULT_SSH_PORT, SshAddress
 from app.nodes.transport.login_keys import DEFAULT_KEY_NAMES, LoginKeys
+from app.shell_words import command_here
 
 _NO_MATCH = re.compile(r"No matching (.+) algorithm found, sent .* and received (.*)")
 _SSHD_OPTIONS = {"key exchange": "KexAlgorithms", "encryption": "Ciphers", "MAC": "MACs"}
@@ -44,20 +45,21 @@ def tcp_failed(address: SshAddress, error: Exception, timeout_s: float) -> NodeU
     if isinstance(error, OSError) and error.errno in _NO_ROUTE:
         return NodeUnreachable(
             f"There is no route to {host}: {error.strerror}",
-            f"Check that the PC is on and in the same network: ping {host}",
+            f"Check that the PC is on and in the same network: {command_here('ping', host)}",
         )
     return NodeUnreachable(
         f"{host} cannot be reached on port {port}: {error}",
-        f"Check the address and try: ssh -p {port} {address.user}@{host}",
+        "Check the address and try: " + command_here("ssh", "-p", port, f"{address.user}@{host}"),
     )
 
 
 def jump_failed(address: SshAddress, error: asyncssh.ChannelOpenError) -> NodeUnreachable:
     """Return the error for a host that the jump host before it cannot reach."""
     jump = address.jumps[-1]
+    command = command_here("ssh", "-J", jump, f"{address.user}@{address.host}")
     return NodeUnreachable(
         f"{jump.label} lets us in, but cannot reach {address.label} from there: {error.reason}",
-        f"Check that the PC is on, and try: ssh -J {jump} {address.user}@{address.host}. The jump "
+        f"Check that the PC is on, and try: {command}. The jump "
         "host must allow it: AllowTcpForwarding in its /etc/ssh/sshd_config",
     )
 
@@ -130,7 +132,7 @@ def login_refused(address: SshAddress, keys: LoginKeys) -> LoginRefused:
         return LoginRefused(
             f"There is no key to log in to {address} with: neither an SSH agent with keys "
             f"nor {_key_places(address)}.{locked}",
-            f"Unlock the key once for this login session: ssh-add {keys.locked[0]}"
+            f"Unlock the key once for this login session: {command_here('ssh-add', keys.locked[0])}"
             if keys.locked
             else f"Make a key and install it: ssh-keygen -t ed25519 && {_copy_command(address)}",
             account=str(address),
@@ -178,16 +180,17 @@ def _too_many_keys(address: SshAddress) -> NodeUnreachable:
 
 
 def _copy_command(address: SshAddress) -> str:
-    key = f" -i {address.key}" if address.key is not None else ""
-    return f"ssh-copy-id{key}{_port_option(address)} {address.user}@{address.host}"
+    key = ("-i", address.key) if address.key is not None else ()
+    place = f"{address.user}@{address.host}"
+    return command_here("ssh-copy-id", *key, *_port_option(address), place)
 
 
 def _ssh_command(address: SshAddress) -> str:
-    return f"ssh{_port_option(address)} {address.user}@{address.host}"
+    return command_here("ssh", *_port_option(address), f"{address.user}@{address.host}")
 
 
-def _port_option(address: SshAddress) -> str:
-    return "" if address.port == DEFAULT_SSH_PORT else f" -p {address.port}"
+def _port_option(address: SshAddress) -> tuple[object, ...]:
+    return () if address.port == DEFAULT_SSH_PORT else ("-p", address.port)
 
 
 def _reason(error: Exception) -> str:

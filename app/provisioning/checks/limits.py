@@ -5,6 +5,7 @@ from __future__ import annotations
 from agents.contract.requests.examination import NO_LIMIT
 from app.presentation.limit_text import find_limit, say_raise, show_cores
 from app.provisioning.check_row import CheckedNode, CheckRow, make_row
+from app.shell_words import posix_command
 from app.text import show_bytes
 
 ENOUGH_TEMPORARY_BYTES = 512 << 20
@@ -21,14 +22,18 @@ def judge_temporary(node: CheckedNode) -> tuple[CheckRow, ...]:
     folder, free = system.temporary_folder or "/tmp", system.temporary_free_bytes
     if system.temporary_writable is False:
         text = f"{folder} cannot be written, so nothing can be compiled or installed there"
-        fix = f"Run there: findmnt -T {folder}; sudo chmod 1777 {folder}"
+        fix = (
+            f"Run there: {posix_command('findmnt', '-T', folder)}; "
+            f"{posix_command('sudo', 'chmod', '1777', folder)}"
+        )
         return (make_row("tmp", node.name, "fail", text, fix),)
     if free is None:
-        fix = f"Run there: df -h {folder}"
+        fix = f"Run there: {posix_command('df', '-h', folder)}"
         return (make_row("tmp", node.name, "unknown", f"{folder} could not be read", fix),)
     if free < ENOUGH_TEMPORARY_BYTES:
         text = f"{folder} is nearly full: {show_bytes(free)} left for compilers and installers"
-        fix = f"Delete old files there; this lists the largest: du -ahx {folder} | sort -rh | head"
+        largest = posix_command("du", "-ahx", folder)
+        fix = f"Delete old files there; this lists the largest: {largest} | sort -rh | head"
         return (make_row("tmp", node.name, "warn", text, fix),)
     return (make_row("tmp", node.name, "pass", f"{show_bytes(free)} free in {folder}"),)
 

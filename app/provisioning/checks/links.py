@@ -23,6 +23,7 @@ from app.provisioning.check_row import CheckedGroup, CheckRow, OnRow, Status
 from app.provisioning.checks.network import find_device, judge_routes
 from app.provisioning.network_repairs import open_ufw
 from app.provisioning.repairs import Repair
+from app.shell_words import posix_command
 from app.text import count_of
 
 PROBE_BYTES = 8 << 20
@@ -232,12 +233,13 @@ def _explain(
     address = group.endpoints[peer].address
     if probe.failure == "stalled":
         if small is not None and small.failure is None:
+            device = group.endpoints[node].interface or "DEVICE"
+            command = posix_command("sudo", "ip", "link", "set", device, "mtu", 1400)
             return (
                 f"small packets reach {peer}, but large ones are lost (MTU black hole): "
                 f"{probe.reason}",
-                f"Give all devices on the path one packet size: sudo ip link set "
-                f"{group.endpoints[node].interface or 'DEVICE'} mtu 1400 on both PCs shows whether "
-                "it helps; then turn off jumbo frames or the VPN",
+                f"Give all devices on the path one packet size: {command} on both PCs shows "
+                "whether it helps; then turn off jumbo frames or the VPN",
             )
         return (
             f"the connection to {peer} opens, but then nothing passes: {probe.reason}",
@@ -280,8 +282,12 @@ def open_firewall(group: CheckedGroup, node: str, peer: str) -> str:
     kind = facts.examination.network.firewall if facts is not None else None
     if kind == "firewalld":
         rule = f'rule family="ipv4" source address="{source}" accept'
-        return f"On {peer}: sudo firewall-cmd --permanent --add-rich-rule='{rule}' --reload"
-    return f"On {peer}: sudo ufw allow proto tcp from {source}"
+        command = posix_command(
+            "sudo", "firewall-cmd", "--permanent", f"--add-rich-rule={rule}", "--reload"
+        )
+        return f"On {peer}: {command}"
+    command = posix_command("sudo", "ufw", "allow", "proto", "tcp", "from", source)
+    return f"On {peer}: {command}"
 
 
 def _speed_of(group: CheckedGroup, name: str) -> int | None:

@@ -8,8 +8,12 @@ import ipaddress
 from collections.abc import Mapping
 
 from agents.contract.requests.examination import DeviceFacts, Route
+from app.nodes.identity import NEW_HOST_KEYS, NEW_MACHINE_ID, tell_apart
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
+from app.provisioning.checks.majority import find_odd, find_usual
 from app.provisioning.network_repairs import keep_wifi_awake, set_mtu, widen_ports
+from app.provisioning.system_repairs import renew_machine_id
+from app.shell_words import command_here, posix_command
 from app.text import show_bytes, show_list
 
 ENOUGH_PORTS = 2000
@@ -111,7 +115,8 @@ def _judge_interface(group: CheckedGroup, name: str) -> CheckRow:
     if device is None or device.kind is None:
         text = f"{endpoint.interface} joins the nodes; what kind of device it is, is not known"
         status: Status = "unknown" if endpoint.interface != "lo" else "pass"
-        fix = f"Run there: ip -d link show {endpoint.interface}" if status == "unknown" else ""
+        show = posix_command("ip", "-d", "link", "show", endpoint.interface)
+        fix = f"Run there: {show}" if status == "unknown" else ""
         return make_row("interface", name, status, text, fix, evidence=evidence)
     text = f"{device.name} ({_KINDS[device.kind]}) joins the nodes at {endpoint.address}"
     better = _find_better(group, name)
@@ -127,11 +132,14 @@ def _judge_interface(group: CheckedGroup, name: str) -> CheckRow:
         return make_row("interface", name, "fail", text, fix, evidence=evidence)
     if fix and better:
         text = f"{text}, although {better} joins them, too"
-        fix = f"Use {better}: rackless nodes set-address {name} --ssh USER@{better.split()[-1]}"
+        there = f"USER@{better.split()[-1]}"
+        words = ("rackless", "nodes", "set-address", name, "--ssh", there)
+        fix = f"Use {better}: {command_here(*words)}"
     repair = keep_wifi_awake(device.name) if device.saves_power else None
     if repair is not None:
         text = f"{text}; it sleeps between packets and answers late"
-        fix = f"{fix}; until then: sudo iw dev {device.name} set power_save off"
+        sleep = posix_command("sudo", "iw", "dev", device.name, "set", "power_save", "off")
+        fix = f"{fix}; until then: {sleep}"
     status = "warn" if fix else "pass"
     return make_row("interface", name, status, text, fix, repair, evidence=evidence)
 
@@ -199,7 +207,7 @@ def judge_errors(group: CheckedGroup) -> tuple[CheckRow, ...]:
     for name, device in _lan_devices(group).items():
         errors, packets = device.errors, device.packets
         if errors is None or packets is None:
-            fix = f"Run there: ip -s link show {device.name}"
+            fix = f"Run there: {posix_command('ip', '-s', 'link', 'show', device.name)}"
             text = f"the counters of {device.name} could not be read"
             rows.append(make_row("errors", name, "unknown", text, fix))
             continue
@@ -232,19 +240,25 @@ def judge_mtus(group: CheckedGroup) -> tuple[CheckRow, ...]:
             rows.append(make_row("mtu", name, "unknown", text, fix))
         else:
             known[name] = mtu
-    # The majority of all nodes: a node on loopback alone would differ from the others.
-    usual = max(set(known.values()), key=list(known.values()).count, default=0)
+    # Of all nodes: a node on loopback alone would differ from the others.
+    odd, usual = find_odd(known), find_usual(known)
     for name, mtu in known.items():
         device = group.endpoints[name].interface or "DEVICE"
         evidence = f"{device}: mtu {mtu}"
-        if mtu != usual:
-            text = f"packets of {mtu} bytes, while most nodes use {usual}: large ones may be lost"
-            fix = f"sudo ip link set dev {device} mtu {usual}"
-            repair = set_mtu(device, mtu, usual)
+        if name in odd:
+            others = f"{odd[name].who} use {odd[name].value}"
+            text = f"packets of {mtu} bytes, while {others}: large ones may be lost"
+            fix = f"Use one size on all PCs and their switch, normally {STANDARD_MTU} bytes"
+            repair = None
+            # The only size that a repair sets: no node chooses one for another PC.
+            if usual == STANDARD_MTU:
+                fix = posix_command("sudo", "ip", "link", "set", "dev", device, "mtu", STANDARD_MTU)
+                repair = set_mtu(device, mtu, STANDARD_MTU)
             rows.append(make_row("mtu", name, "warn", text, fix, repair, evidence=evidence))
         elif mtu < STANDARD_MTU:
             text = f"packets of {mtu} bytes, as on a VPN; networks normally use {STANDARD_MTU}"
-            fix = f"sudo ip link set {device} mtu {STANDARD_MTU}, unless your network needs less"
+            command = posix_command("sudo", "ip", "link", "set", device, "mtu", STANDARD_MTU)
+            fix = f"{command}, unless your network needs less"
             rows.append(make_row("mtu", name, "warn", text, fix, evidence=evidence))
         else:
             jumbo = " (jumbo frames)" if mtu > STANDARD_MTU and device != "lo" else ""
@@ -268,7 +282,9 @@ def judge_machines(group: CheckedGroup) -> tuple[CheckRow, ...]:
         boot = node.examination.system.boot_id
         evidence = f"hash of the machine id {own[:8]}, boot {(boot or 'not known')[:8]}"
         # One boot id means one running system; a clone has its own.
-        if twin == name or boot == group.nodes[twin].examination.system.boot_id:
+        other = group.nodes[twin]
+        is_clone = boot != other.examination.system.boot_id or tell_apart(node.facts, other.facts)
+        if twin == name or not is_clone:
             # Two nodes may be one PC, such as two logins.
             same = "" if twin == name else f"; the same PC as {twin}"
             text = f"its machine id is its own{same}"
@@ -278,8 +294,30 @@ def judge_machines(group: CheckedGroup) -> tuple[CheckRow, ...]:
                 f"it has the machine id of {twin}: its disk was cloned, so the router may give "
                 "both PCs one address, and Rackless could take one for the other"
             )
-            fix = "sudo rm /etc/machine-id && sudo systemd-machine-id-setup, then restart that PC"
-            rows.append(make_row("machine-id", name, "warn", text, fix, evidence=evidence))
+            fix = f"{NEW_MACHINE_ID}, then restart that PC"
+            repair = renew_machine_id(own, f"{boot} {node.facts.macs}")
+            rows.append(make_row("machine-id", name, "warn", text, fix, repair, evidence=evidence))
+    return tuple(rows)
+
+
+def judge_host_keys(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Find PCs with the same host key, from cloned disks: each can pass for the other."""
+    seen: dict[str, str] = {}
+    rows = []
+    for name, key in group.host_keys.items():
+        twin = seen.setdefault(key, name)
+        if name not in group.nodes or twin not in group.nodes:
+            continue
+        if unlike := tell_apart(group.nodes[name].facts, group.nodes[twin].facts):
+            text = (
+                f"it has the SSH host key of {twin}, although their {unlike} differ: its disk was "
+                "cloned, so whoever administers one PC can pretend to be the other"
+            )
+            fix = (
+                f"{NEW_HOST_KEYS}, then restart that PC, remove the node and add it again to "
+                "confirm the new key"
+            )
+            rows.append(make_row("host-key", name, "warn", text, fix, evidence=key))
     return tuple(rows)
 
 
@@ -294,7 +332,7 @@ def judge_routes(group: CheckedGroup, name: str, routes: Mapping[str, Route]) ->
     # No route to any peer is more likely a failure to read them than a PC without a network.
     if lost and len(lost) == len(routes):
         text = "it is not known by which device packets to the others leave"
-        fix = f"Run there: ip route get {group.endpoints[lost[0]].address}"
+        fix = f"Run there: {_ask_route(group, lost[0])}"
         return make_row("route", name, "unknown", text, fix, evidence=evidence)
     if lost:
         text = f"there is no route from here to {show_list(lost)}"
@@ -308,8 +346,8 @@ def judge_routes(group: CheckedGroup, name: str, routes: Mapping[str, Route]) ->
                 f"packets to {peer} leave by {route.device}{what}, not by {interface}, "
                 "which joins the nodes"
             )
-            fix = f"Turn that off or exclude your network from it; run there: ip route get \
-{group.endpoints[peer].address}"
+            ask = _ask_route(group, peer)
+            fix = f"Turn that off or exclude your network from it; run there: {ask}"
             return make_row("route", name, "warn", text, fix, evidence=evidence)
         if route.gateway is not None:
             text = f"packets to {peer} pass a router, {route.gateway}, which limits their speed"
@@ -322,6 +360,10 @@ def judge_routes(group: CheckedGroup, name: str, routes: Mapping[str, Route]) ->
         fix = "Turn VPNs off, and check the packet size of the switch or router between the nodes"
         return make_row("route", name, "warn", text, fix, evidence=evidence)
     return make_row("route", name, "pass", f"{interface} leads to all nodes", "", evidence=evidence)
+
+
+def _ask_route(group: CheckedGroup, peer: str) -> str:
+    return posix_command("ip", "route", "get", group.endpoints[peer].address)
 
 
 def find_device(node: CheckedNode, name: str) -> DeviceFacts | None:

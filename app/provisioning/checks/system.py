@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agents.contract.names import is_word
 from agents.contract.shares import NETWORK_FILE_SYSTEMS
+from app.nodes.shared_homes import explain_held_home, explain_shared_home
 from app.presentation.limit_text import find_limit, say_raise
 from app.provisioning import system_repairs
-from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
+from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
 from app.provisioning.repairs import Repair
+from app.shell_words import posix_command
 from app.text import show_bytes, show_list
 
 MIN_FREE_INODES = 50_000
@@ -28,16 +31,18 @@ def judge_home(node: CheckedNode) -> tuple[CheckRow, ...]:
     """Check that the agent's folder can be written and that programs start from it."""
     system = node.examination.system
     home = system.home or "the agent's folder"
+    mount = posix_command("findmnt", "-T", home)
     evidence = f"{home}, {system.home_file_system or 'file system not known'}"
     if system.home_writable is False:
         text = f"{home} cannot be written: it is read-only or belongs to another user"
-        fix = f"Run there: findmnt -T {home}; then mount it with rw, or chown it to your user"
+        fix = f"Run there: {mount}; then mount it with rw, or chown it to your user"
     elif system.home_executable is False:
         text = f"no program starts from {home}: it is mounted with noexec"
-        fix = f"Remove noexec from that mount: findmnt -T {home}; sudo mount -o remount,exec MOUNT"
+        fix = f"Remove noexec from that mount: {mount}; sudo mount -o remount,exec MOUNT"
     elif system.home_writable is None or system.home_executable is None:
         text = f"it could not be tested whether {home} can be written and used"
-        fix = f"Run there: touch {home}/test && df -h {home}"
+        test = posix_command("touch", f"{home}/test")
+        fix = f"Run there: {test} && {posix_command('df', '-h', home)}"
         return (make_row("home", node.name, "unknown", text, fix, evidence=evidence),)
     elif system.home_file_system in NETWORK_FILE_SYSTEMS:
         text = f"{home} lies on a shared drive, which other nodes may use at the same time"
@@ -49,6 +54,22 @@ def judge_home(node: CheckedNode) -> tuple[CheckRow, ...]:
         text = f"{home} can be written, and programs start from it"
         return (make_row("home", node.name, "pass", text, "", evidence=evidence),)
     return (make_row("home", node.name, "fail", text, fix, evidence=evidence),)
+
+
+def judge_shared_homes(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Report nodes whose agents have one folder, in which they disturb each other."""
+    facts = {name: node.facts for name, node in group.nodes.items()}
+    rows = []
+    for names in group.shared_homes:
+        text, fix = explain_shared_home(names, facts)
+        rows += [make_row("shared-home", name, "fail", text, fix) for name in names]
+    known = {name for names in group.shared_homes for name in names}
+    for name, node in facts.items():
+        # The other PC may be no node here.
+        if node.recorder == "elsewhere" and name not in known:
+            text, fix = explain_held_home(name)
+            rows.append(make_row("shared-home", name, "fail", text, fix))
+    return tuple(rows)
 
 
 def judge_inodes(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -206,7 +227,13 @@ def judge_hostname(node: CheckedNode) -> tuple[CheckRow, ...]:
     if found is None:
         text = f"its own name {name} could not be resolved"
         return (
-            make_row("hostname", node.name, "unknown", text, f"Run there: getent hosts {name}"),
+            make_row(
+                "hostname",
+                node.name,
+                "unknown",
+                text,
+                f"Run there: {posix_command('getent', 'hosts', name)}",
+            ),
         )
     evidence = f"{name}: {show_list(found) or 'no address'}"
     text, fix, repair = _find_wrong_name(node, found)
@@ -234,7 +261,8 @@ def _find_wrong_name(node: CheckedNode, found: Sequence[str]) -> tuple[str, str,
             f"its own name {name} has no IPv4 address{only}; torchrun and Ray started by hand "
             "need one"
         )
-        return text, f"Add a line to /etc/hosts there: {address or 'ADDRESS'} {name}", None
+        line = f"{address or 'ADDRESS'} {name if is_word(name) else 'ITS-NAME'}"
+        return text, f"Add a line to /etc/hosts there: {line}", None
     if looped:
         # Ubuntu's installer writes 127.0.1.1.
         text = (
@@ -242,7 +270,8 @@ def _find_wrong_name(node: CheckedNode, found: Sequence[str]) -> tuple[str, str,
             "address themselves, but torchrun, Gloo or Ray started by hand would wait there"
         )
         fix = f"In /etc/hosts there, replace {looped} by the node's address in your network"
-        if looped == "127.0.1.1" and address and node.facts.wsl is None:
+        is_plain = is_word(name) and node.facts.wsl is None
+        if looped == "127.0.1.1" and address and is_plain:
             return text, fix, system_repairs.name_own_address(name, address)
         return text, fix, None
     if foreign and has_ipv4:
@@ -250,9 +279,10 @@ def _find_wrong_name(node: CheckedNode, found: Sequence[str]) -> tuple[str, str,
             f"its own name {name} means {foreign[0]}, which is no address of this PC: programs "
             "that look up their own address, such as torchrun, would wait for another PC"
         )
+        find = posix_command("grep", "-w", "--", name, "/etc/hosts")
         fix = (
             f"Let {name} mean {address or 'its own address'} there; this finds the other "
-            f"address: grep -w {name} /etc/hosts || getent ahostsv4 {name}"
+            f"address: {find} || {posix_command('getent', 'ahostsv4', name)}"
         )
         return text, fix, None
     return "", "", None

@@ -32,11 +32,12 @@ def _judge_versions(group: CheckedGroup, builds: Mapping[str, TorchFacts]) -> li
         text = f"torch {one.version}, CUDA {one.cuda or 'none'}, NCCL {one.nccl or 'none'}"
         fix = f"Build the same environment everywhere: rackless nodes setup {name}"
         if name in odd_torch:
-            said = f"{text}, while most nodes have torch {odd_torch[name]}"
+            odd = odd_torch[name]
+            said = f"{text}, while {odd.who} have torch {odd.value}"
             rows.append(make_row("torch", name, "fail", said, fix, evidence=text))
         elif name in odd_cuda or name in odd_nccl:
-            usual = f"CUDA {odd_cuda[name]}" if name in odd_cuda else f"NCCL {odd_nccl[name]}"
-            said = f"{text}, while most nodes have {usual}; runs between them use Gloo"
+            what, odd = ("CUDA", odd_cuda[name]) if name in odd_cuda else ("NCCL", odd_nccl[name])
+            said = f"{text}, while {odd.who} have {what} {odd.value}; runs between them use Gloo"
             fix = advise_one_build(facts, families) or fix
             rows.append(make_row("torch", name, "warn", said, fix, evidence=text))
         else:

@@ -12,6 +12,7 @@ from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
 from app.provisioning.checks.system import WINDOWS_FILE_SYSTEMS
 from app.provisioning.windows.repair import run_script
 from app.provisioning.windows.wslconfig import WslSetting, read_value
+from app.shell_words import posix_command
 from app.text import show_bytes
 
 MIN_MEMORY_SHARE = 0.6
@@ -121,7 +122,8 @@ def judge_wsl_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
         text = "no Linux driver is installed, as WSL needs it"
         return (make_row("wsl-driver", node.name, "pass", text),)
     text = f"the package {wsl.linux_driver} hides the driver of Windows"
-    fix = f"sudo apt-get purge -y {wsl.linux_driver} && sudo apt-get autoremove -y"
+    purge = posix_command("sudo", "apt-get", "purge", "-y", wsl.linux_driver)
+    fix = f"{purge} && sudo apt-get autoremove -y"
     return (make_row("wsl-driver", node.name, "fail", text, fix, evidence=wsl.linux_driver),)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.shared.files.folder_files import read_regular
+from agents.shared.files.full_disk import name_disk_error
 from app.errors import UserError
 from app.nodes.endpoints import is_loopback
 from app.nodes.node import LocalAddress, Node, SshAddress, WslAddress, check_node_name
@@ -107,7 +109,7 @@ def save_script(script: WindowsScript, file: Path) -> Path:
         file.write_bytes(script.text.encode("ascii"))
     except OSError as error:
         raise UserError(
-            f"{file} cannot be written: {error.strerror or error}", "Choose another place"
+            f"{file} cannot be written: {name_disk_error(error)}", "Choose another place"
         ) from error
     return file.absolute()
 
@@ -165,7 +167,7 @@ def _read_key(named: Path | None) -> tuple[str, tuple[str, ...]]:
 
 def _key_in(file: Path) -> str:
     try:
-        lines = file.read_text(encoding="utf-8").strip().splitlines()
+        lines = read_regular(file).decode("utf-8").strip().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The public key {file} cannot be read: {error}", "Name a .pub file") from (
             error

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from app.provisioning.windows.facts import FirewallRule, StartTask, WindowsFacts, WindowsWanted
 from app.provisioning.windows.wslconfig import WslSetting, merge
+from app.shell_words import powershell_command
 
 MIRRORED_BUILD = 22621
 """Oldest build of Windows with mirrored networking: Windows 11 22H2."""
@@ -230,7 +231,7 @@ def _problems(facts: WindowsFacts, wanted: WindowsWanted) -> Iterator[str]:
     if any(one.version == 1 for one in facts.distros if _is_same(one.name, wanted.distro)):
         yield (
             f"{wanted.distro} runs on WSL 1, which has no GPU. Run: "
-            f"wsl --set-version {wanted.distro} 2"
+            + powershell_command("wsl", "--set-version", wanted.distro, 2)
         )
     if facts.sshd_lacks is None:
         yield f"{wanted.distro} does not answer. Start it once from the Start menu, then try again."

@@ -20,7 +20,7 @@ from agents.contract.messages import from_wire, to_wire
 from agents.contract.requests.jobs import PreviewJob
 from agents.contract.requests.node import ReadFacts
 from agents.contract.spec import RunSpec
-from agents.shared.files.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
+from agents.shared.files.bounded_work import KILLS
 from app.errors import RacklessError, UserError
 from app.library.bundles import Source
 from app.library.data import find_data
@@ -118,7 +118,7 @@ async def _run_there(  # noqa: PLR0913 - the parts of one job
     job = PreviewJob(
         python=python,
         spec=spec,
-        model_path=await send(services, node, model, report, "the model's files"),
+        model_path=await send(services, node, model, report, "the model's files", is_model=True),
         train_path=await send(services, node, data, report, "the data"),
         held_out_from=held_out_from,
         whole=whole,
@@ -132,9 +132,10 @@ async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPrevi
         return from_wire(DataPreview, json.loads(ended.report))
     if ended.failed is not None:
         raise UserError(str(ended.failed.get("message", "")), str(ended.failed.get("hint", "")))
+    if -ended.code in KILLS:
+        reason, hint = KILLS[-ended.code]
+        raise UserError(f"the preview was stopped: {reason}", hint)
     # The kernel's out-of-memory killer sends SIGKILL.
-    if ended.code == -KILLED:
-        raise UserError(f"the preview was stopped: {KILLED_MESSAGE}", KILLED_HINT)
     if ended.code < 0:
         raise UserError(
             f"the data preview was ended by signal {-ended.code}: most likely {job.train_path} "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +19,7 @@ from agents.contract.requests.runs import CompareBundle
 from agents.contract.shares import SharedPlace
 from agents.contract.spec import RunSpec
 from agents.shared.models.code_references import without_code
-from app.errors import NodeUnreachable, UserError
+from app.errors import BadAnswer, NodeUnreachable, UserError
 from app.library.bundles import Source
 from app.library.model_check import find_folder, refuse, require_usable
 from app.library.models import find_model, require_whole
@@ -28,6 +30,7 @@ from app.runs.inputs.shared_inputs import Places, find_places
 from app.runs.services import Services
 from app.storage.hashes import HashStore
 from app.storage.runs import RunRecord
+from app.text import show_duration
 
 if TYPE_CHECKING:
     from agents.shared.models.folder import ModelFolder
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 REPORTED_BYTES = 64 * 1024**2
 """Minimum size of a source whose transfer reports its progress, in bytes."""
+RETRY_S = 1.0
+"""Time between two tries to send files after a connection broke, in seconds."""
 MODEL, TRAIN, EVAL = "the model", "the training data", "the evaluation data"
 
 
@@ -145,7 +150,8 @@ def recall_inputs(services: Services, run: RunRecord) -> Inputs:
     do not call it on the event loop.
 
     Raises:
-        UserError: a file server does not answer, or the inputs cannot be found.
+        UserError: a file server does not answer, or the inputs cannot be found, or only nodes say
+            what they are.
     """
     for attempt in services.runs.store.attempts(run.run_id):
         if attempt.inputs:
@@ -153,6 +159,7 @@ def recall_inputs(services: Services, run: RunRecord) -> Inputs:
             # Checked first: planning reads the files, and would wait forever for a dead server.
             require_answer(one.root for one in inputs.named().values() if one.root is not None)
             return inputs
+    services.runs.require_trusted(run)
     return find_inputs(services, run.spec)
 
 
@@ -162,6 +169,7 @@ async def send_inputs(
     inputs: Inputs,
     report: OnMessage = lambda line: None,
     plan: LaunchPlan | None = None,
+    patience_s: float = 0.0,
 ) -> dict[str, NodeInputs]:
     """Send model and data to all nodes at once; return the paths there.
 
@@ -173,10 +181,45 @@ async def send_inputs(
         inputs: sources.
         report: callback with the progress of large transfers.
         plan: gives a node of a pipeline only the files of its layers; None for all files.
+        patience_s: time for which a lost connection is tried again, in seconds; what is complete
+            is not sent twice.
 
     Raises:
         UserError: a disk is full, or a node was lost.
     """
+    first_s = math.inf
+    while True:
+        began_s = time.monotonic()
+        try:
+            return await _send_all(services, nodes, inputs, report, plan)
+        except BadAnswer:
+            raise  # a bug or a lie, which another try would repeat
+        except NodeUnreachable as error:
+            # Counted anew after each stretch in which the files made progress.
+            now_s = time.monotonic()
+            first_s = now_s if now_s - began_s > patience_s else min(first_s, now_s)
+            if not patience_s:
+                raise
+            if now_s - first_s >= patience_s:
+                raise NodeUnreachable(
+                    f"{error.message.rstrip('.')}; it did not come back within "
+                    f"{show_duration(patience_s)}, while files were sent",
+                    "Check that PC and its network, then start again: what is complete there is "
+                    "not sent twice.",
+                    where=error.where,
+                ) from error
+            left = show_duration(patience_s - (now_s - first_s))
+            report(f"{error.message.rstrip('.')}; sending is tried again for up to {left}")
+            await asyncio.sleep(RETRY_S)
+
+
+async def _send_all(
+    services: Services,
+    nodes: Sequence[str],
+    inputs: Inputs,
+    report: OnMessage,
+    plan: LaunchPlan | None,
+) -> dict[str, NodeInputs]:
     # Late: lists of runs copy no models, and start sooner.
     from app.runs.inputs.hub_models import spread_hub_model
 
@@ -218,7 +261,7 @@ async def _send_to(
     used = {what: place for (name, what), place in places.items() if name == node}
     paths = {what: place.path for what, place in used.items()}
     for what, source in sources.items():
-        paths[what] = await _push(services, node, source, report, what)
+        paths[what] = await _push(services, node, source, report, what, is_model=what == MODEL)
     return NodeInputs(
         has_parts=sources.get(MODEL, inputs.model) is not inputs.model,
         model=paths[MODEL],
@@ -254,6 +297,8 @@ async def send(
     source: Source,
     report: OnMessage = lambda line: None,
     what: str = "files",
+    *,
+    is_model: bool = False,
 ) -> str:
     """Send one source to a node that cannot use it in place; return the path there.
 
@@ -263,6 +308,7 @@ async def send(
         source: model or data.
         report: callback with the progress of a large source.
         what: name of the source in these sentences.
+        is_model: True for a model, of which the node may have a copy under its hub id.
 
     Raises:
         UserError: a disk is full, or a file has changed and the node has no earlier copy.
@@ -270,13 +316,17 @@ async def send(
     places = await find_places(services, (node,), {what: source}, report)
     if (node, what) in places:
         return places[node, what].path
-    return await _push(services, node, source, report, what)
+    return await _push(services, node, source, report, what, is_model=is_model)
 
 
-async def _push(services: Services, node: str, source: Source, report: OnMessage, what: str) -> str:
+async def _push(
+    services: Services, node: str, source: Source, report: OnMessage, what: str, *, is_model: bool
+) -> str:
     # A hub id or a path on the node: there is nothing to send.
     if source.destination is None:
-        return source.value
+        from app.runs.inputs.hub_models import find_path  # late: lists of runs copy no models
+
+        return await find_path(services, node, source.value) if is_model else source.value
     is_large = sum(file.size_bytes for file in source.files) >= REPORTED_BYTES
     progress = say_bytes(report, f"sending {what} to {node}") if is_large else None
     try:

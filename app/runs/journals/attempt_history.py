@@ -114,6 +114,11 @@ class RecordedRegrouping:
     time_s: float
     """Time of the new group by its node's clock, in seconds since the epoch."""
 
+    @property
+    def noticed_s(self) -> float:
+        """Time at which the loss was noticed, in seconds since the epoch."""
+        return self.time_s - self.seconds
+
 
 @dataclass(frozen=True, slots=True)
 class RankKill:
@@ -152,6 +157,10 @@ class AttemptHistory:
     """Step after which the ranks acted on a control request, by the request's id."""
     certificate: Certificate | None = None
     traces: list[RankTrace] = field(default_factory=list)
+    heard_s: dict[str, float] = field(default_factory=dict)
+    """Time of the newest journal line by node, in seconds since the epoch."""
+    failed_s: dict[str, float] = field(default_factory=dict)
+    """Time at which a rank first failed or stood still by node, in seconds since the epoch."""
     pauses: deque[HeatPause] = field(default_factory=lambda: deque(maxlen=MAX_PAUSES))
     """Newest pauses for cooling, oldest first."""
     first: StepRecord | None = None
@@ -163,6 +172,20 @@ class AttemptHistory:
     def members(self) -> tuple[str, ...]:
         """Nodes that train since the newest regrouping; empty for all of the attempt."""
         return self.regroupings[max(self.regroupings)].nodes if self.regroupings else ()
+
+    def find_loss_s(self) -> float | None:
+        """Return the time at which the first rank or node was lost; None: not known.
+
+        A node that vanishes records no failure, so its newest line counts.
+        """
+        ends = [self.failed_s.get(node, heard_s) for node, heard_s in self.heard_s.items()]
+        return min(ends, default=None)
+
+    def find_return(self, one: RecordedRegrouping) -> StepRecord | None:
+        """Return the first step after a regrouping, or None before it is finished."""
+        # The lost rank may have recorded the next step before it was lost.
+        later = (self.steps.get(one.step + more) for more in (1, 2))
+        return next((step for step in later if step and step.time_s >= one.noticed_s), None)
 
     def describe_lost(self, one: RecordedRegrouping) -> str:
         """Return the cause of the loss of the nodes that a regrouping left out."""
@@ -199,14 +222,20 @@ def take_line(
         rank: rank that wrote it; None for the supervisor's journal.
 
     Returns:
-        The line; a regrouping also has the cause from the journals of the lost nodes.
+        The line.
     """
+    time_s = journal.time_of(line)
+    attempt.heard_s[node] = max(time_s, attempt.heard_s.get(node, 0.0))
     if rank is not None:
         _take_rank_line(line, attempt, attempt.ranks.setdefault(rank, RankHistory()), number)
         _take_holder(line, attempt, node)
         _take_pause(line, attempt, node)
         return _take_regrouping(line, attempt)
     _take_kill(line, attempt, node)
+    if line["kind"] == "moving":  # a rank that stood still continues
+        attempt.failed_s.pop(node, None)
+    elif line["kind"] == "standing" or (line["kind"] == "rank_exited" and line.get("exit_code")):
+        attempt.failed_s.setdefault(node, time_s)
     return line
 
 
@@ -293,7 +322,7 @@ def _take_regrouping(line: dict[str, Any], attempt: AttemptHistory) -> dict[str,
     lost = line.get("lost_ranks")
     if isinstance(lost, list):
         attempt.lost_ranks.update(rank for rank in lost if isinstance(rank, int))
-    return {**line, "reason": attempt.describe_lost(found)}
+    return line
 
 
 def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:

@@ -176,12 +176,10 @@ def _describe_regrouped(line: Line, node: str, rank: int | None) -> Description:
     nodes, lost = names_of(line, "nodes"), names_of(line, "lost_nodes")
     if not nodes or not lost:
         return None
-    return (
-        "warning",
-        f"{text_of(line, 'reason')}; {show_list(nodes)} continued in their processes, back after "
-        f"{show_duration(number_of(line, 'seconds'))}, and no completed step is repeated",
-        False,
-    )
+    cost_s = number_of(line, "cost_s")
+    back = f", back after {show_duration(cost_s)}, and" if cost_s is not None else ", and"
+    text = f"{text_of(line, 'reason')}; {show_list(nodes)} continued in their processes{back}"
+    return "warning", f"{text} no completed step is repeated", False
 
 
 def _describe_checkpoint_failed(line: Line, node: str, rank: int | None) -> Description:
@@ -318,13 +316,12 @@ def _describe_disk(line: Line, node: str, rank: int | None) -> Description:
     lacks = text_of(line, "lacks")
     if not lacks:
         return "info", f"the disk of {node} has room again", True
-    what = "takes no more files (its inodes are used up)" if lacks == "files" else "is full"
-    return (
-        "warning",
-        f"the disk of {node} {what}; training continues, but its logs may have gaps: free some "
-        "space there",
-        True,
-    )
+    what, remedy = "is full", "free some space there"
+    if lacks == "files":
+        what = "takes no more files, since its inodes are used up"
+        remedy = "delete files there, also small ones (df -i)"
+    text = f"the disk of {node} {what}; training continues, but its logs may have gaps: {remedy}"
+    return "warning", text, True
 
 
 def _describe_moving(line: Line, node: str, rank: int | None) -> Description:
@@ -341,6 +338,14 @@ def describe_exit(line: Line, node: str) -> str:
 def _describe_exit(line: Line, node: str, rank: int | None) -> Description:
     code = whole_of(line, "exit_code")
     return ("warning", describe_exit(line, node), True) if code else None
+
+
+def _describe_peer_request(line: Line, node: str, rank: int | None) -> Description:
+    what, about = text_of(line, "request"), text_of(line, "message").rstrip(".")
+    is_refused = line.get("is_refused") is True
+    verb = "refused" if is_refused else "carried out"
+    text = f"{node} {verb} the request `{what}` of {text_of(line, 'sender')}: {about}"
+    return "warning" if is_refused else "info", text, True
 
 
 def _skip(line: Line, node: str, rank: int | None) -> Description:
@@ -377,4 +382,5 @@ _SUPERVISOR_LINES: dict[str, tuple[RunEventKind, Describer]] = {
     "clock_set": ("clock_set", _describe_clock_set),
     "disk": ("disk", _describe_disk),
     "rank_exited": ("rank_exited", _describe_exit),
+    "peer_request": ("recovery", _describe_peer_request),
 }

@@ -8,7 +8,7 @@ of older attempts beyond its checkpoint void; `steps` leaves them out.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from agents.contract import run_layout
 from agents.contract.data import DataPreview
 from agents.contract.messages import WireError, from_wire
 from app.events import EvaluationRecord, RunEvent, StepRecord
+from app.interruption import measure_cost
 from app.runs.journals.attempt_history import AttemptHistory, take_line
 from app.runs.journals.event_text import describe_line
 from app.runs.journals.journal import JournalTail, read_trace, step_of, step_record
@@ -40,12 +41,27 @@ class HistoryUpdate:
 class RunHistory:
     """Reader of the mirrored journals below one run's folder."""
 
-    def __init__(self, run_id: str, folder: Path | None) -> None:
-        """`folder`: the run's folder; None if it must not be read."""
+    def __init__(
+        self,
+        run_id: str,
+        folder: Path | None,
+        places: Callable[[int], Mapping[int, str]] = lambda attempt: {},
+    ) -> None:
+        """Read a run's journals with `refresh`.
+
+        Args:
+            run_id: id of the run.
+            folder: the run's folder; None if it must not be read.
+            places: returns the node of each rank of an attempt; empty: unknown.
+        """
         self._run_id = run_id
         self._folder = folder
+        self._places = places
+        self._known_places: dict[int, Mapping[int, str]] = {}
         self._tails: dict[Path, JournalTail] = {}
         self._seen: set[tuple[object, ...]] = set()
+        # Attempt and generation of the regroupings that have their event.
+        self._told_returns: set[tuple[int, int]] = set()
         self.attempts: dict[int, AttemptHistory] = {}
         self.events: list[RunEvent] = []
         self.data: DataPreview | None = None
@@ -61,6 +77,7 @@ class RunHistory:
             changed = changed or bool(lines)
             for line in lines:
                 self._take(line, attempt, path.parent, rank, steps)
+        self._tell_returns()
         # Before sorting: the journals of two nodes are read one after the other, so new events may
         # belong between old ones.
         news = tuple(self.events[num_events:])
@@ -112,11 +129,21 @@ class RunHistory:
                 run_layout.rank_of_journal(path.name),
                 run_layout.attempt_of_folder(path.parts[-3]),
             )
-            if number is not None and (
-                rank is not None or path.name == run_layout.SUPERVISOR_JOURNAL
+            if number is None:
+                continue
+            if path.name == run_layout.SUPERVISOR_JOURNAL or (
+                rank is not None and self._may_speak(path.parent.name, number, rank)
             ):
                 found.append((path, number, rank))
         return found
+
+    def _may_speak(self, node: str, attempt: int, rank: int) -> bool:
+        """Return whether a node may record what a rank did: its own ranks only."""
+        places = self._known_places.get(attempt)
+        if not places:
+            places = self._known_places[attempt] = self._places(attempt)
+        # A node that was renamed since the launch is not among them.
+        return places.get(rank) == node or node not in places.values()
 
     def _take(
         self,
@@ -139,8 +166,33 @@ class RunHistory:
         if line["kind"] == "preview":
             with contextlib.suppress(WireError):  # from another version
                 self.data = from_wire(DataPreview, line)
-        if not _is_shown(line, attempt):
-            return
+        # A regrouping is told once a step after it shows what it cost.
+        if line["kind"] != "regrouped" and _is_shown(line, attempt):
+            self._describe(line, number, node, rank)
+
+    def _tell_returns(self) -> None:
+        """Add the events of regroupings that a step has followed, or a newer attempt."""
+        for number, attempt in self.attempts.items():
+            for generation, one in attempt.regroupings.items():
+                back, last = attempt.find_return(one), attempt.steps.get(one.step)
+                is_over = back is not None or number < max(self.attempts)
+                if not is_over or (number, generation) in self._told_returns:
+                    continue
+                self._told_returns.add((number, generation))
+                line = {
+                    "kind": "regrouped",
+                    "time_s": one.time_s,
+                    "step": one.step,
+                    "nodes": list(one.nodes),
+                    "lost_nodes": list(one.lost_nodes),
+                    "reason": attempt.describe_lost(one),
+                }
+                if back is not None:
+                    last_s = last.time_s if last is not None else None
+                    line["cost_s"] = measure_cost(last_s, one.noticed_s, back.time_s)
+                self._describe(line, number, one.nodes[0], 0)
+
+    def _describe(self, line: dict[str, Any], number: int, node: str, rank: int | None) -> None:
         entry = describe_line(line, self._run_id, number, node, rank)
         # Several ranks record the same event; equal keys merge them.
         if entry is not None and entry.key not in self._seen and len(self.events) < MAX_EVENTS:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from agents.contract.run_layout import LOG_SUFFIX, is_stream
 from agents.shared.files import logcap
-from app.errors import UserError
+from agents.shared.files.full_disk import advise_room, name_disk_error
+from app.errors import LockHeld, UserError
 from app.filelock import locked
 from app.paths import leads_through_link, open_private, private_folder, room_bytes
 from app.text import show_bytes
@@ -31,6 +32,8 @@ MAX_STREAMS = 2048
 """Maximum number of logs, journals and traces of one node's part."""
 # A file system without holes is detected after this many bytes, and not after a terabyte.
 _HOLE_TRIAL_BYTES = 1 << 20
+# Each chunk is written within milliseconds; the event loop must not wait for a suspended process.
+LOCK_LIMIT_S = 0.5
 
 Refused = Callable[[str, UserError], None]
 """Callback with a stream that is no longer mirrored, and the reason."""
@@ -104,7 +107,7 @@ class Mirror:
                     "Remove the link",
                 )
             private_folder(self.folder)
-            with locked(self.folder / ".lock"):
+            with locked(self.folder / ".lock", LOCK_LIMIT_S):
                 self._check_room(stream, len(data))
                 path = self.folder / stream
                 num_new = _append(path, offset, data, dropped_bytes)
@@ -114,10 +117,12 @@ class Mirror:
                     ):  # a file system without holes: it stays complete
                         logcap.cap_log(path)
                 return num_new
+        except LockHeld as error:
+            raise MirrorBlocked(error.message, error.hint) from error
         except OSError as error:
             raise MirrorBlocked(
-                f"{self.folder / stream} cannot be written: {error.strerror}",
-                "Free disk space on this PC. The node keeps the log, which is fetched again.",
+                f"{self.folder / stream} cannot be written: {name_disk_error(error)}",
+                f"{advise_room(error)}. The node keeps the log, which is fetched again.",
             ) from error
 
     def _check_size(self, stream: str, offset: int, size_bytes: int, dropped_bytes: int) -> None:

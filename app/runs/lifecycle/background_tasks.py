@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+import time
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
-from app.events import ACTIVE_STATES, ArtifactsChanged, Event, EventHub, NodeChanged
+from app.errors import StoreLost, UserError, describe_error
+from app.events import ACTIVE_STATES, ArtifactsChanged, Event, EventHub, NodeChanged, StoreFailed
 from app.nodes.fleet import Fleet
 from app.nodes.node import node_from_json
 from app.runs.lifecycle.reconcile import search_nodes
@@ -23,6 +25,8 @@ from app.storage.nodes import NodeStore
 # `PRAGMA data_version` costs microseconds; a run that the command line started shows within a
 # second.
 STORAGE_POLL_S = 1.0
+INTACT_POLL_S = 30.0
+"""Time between two checks of the whole database, in seconds; each reads a few MB."""
 _log = logging.getLogger(__name__)
 
 
@@ -42,13 +46,16 @@ class BackgroundTasks:
         self._events = events
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.is_on = False
+        self.failure: StoreLost | None = None
+        """Loss of the store, which has ended all tasks; None: it is in use."""
+        self._said = ""
 
     def begin(self) -> None:
         """Watch every active run, nodes and the database from now on. Idempotent."""
         if not self.is_on:
             self.is_on = True
-            self._spawn("storage", self._follow_storage())
             self._spawn("nodes", self._follow_nodes())
+            self._spawn("storage", self._follow_storage())
         self._watch_active()
 
     def run_beside(self, key: str, work: Coroutine[Any, Any, None]) -> None:
@@ -83,7 +90,7 @@ class BackgroundTasks:
             ]
             try:
                 for task in helpers:
-                    task.add_done_callback(_report)
+                    task.add_done_callback(self._report)
                 await RunWatch(self._services, run, self._events).run_until_end()
             finally:
                 for task in helpers:
@@ -107,17 +114,65 @@ class BackgroundTasks:
             self.watch(run_id)
 
     async def _follow_storage(self) -> None:
-        """Publish changes of the store by another process of this home, such as a new run."""
-        version = self._database.version_of_data()
+        """Publish changes of the store by another process of this home, such as a new run.
+
+        A store that is busy, read-only or on a full disk is tried again; one that is lost ends all
+        tasks, since nothing that they store would be found again.
+        """
+        version: int | None = None
+        checked_s = time.monotonic()
         while True:
-            await asyncio.sleep(STORAGE_POLL_S)
-            newest = self._database.version_of_data()
-            if newest != version:
+            try:
+                self._database.require_present()
+                if time.monotonic() - checked_s > INTACT_POLL_S:
+                    checked_s = time.monotonic()
+                    await asyncio.to_thread(self._database.require_intact)
+                newest = self._database.version_of_data()
+                if version is not None and newest != version:
+                    self._services.runs.publish_changed()
+                    self._events.publish(ArtifactsChanged())
+                    await self._take_nodes()
                 version = newest
-                self._services.runs.publish_changed()
-                self._events.publish(ArtifactsChanged())
-                await self._take_nodes()
-            self._watch_active()
+                self._services.runs.publish_starters()
+                if self._tasks["nodes"].done():  # the store was busy when a node came online
+                    self._spawn("nodes", self._follow_nodes())
+                self._watch_active()
+            except StoreLost as error:
+                self._fail(error)
+                return
+            except UserError as error:
+                self._warn(error)
+            await asyncio.sleep(STORAGE_POLL_S)
+
+    def _fail(self, error: StoreLost) -> None:
+        """Report a lost store once, and end all tasks."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        own = asyncio.current_task()
+        for task in self._tasks.values():
+            if task is not own:
+                task.cancel()
+        self._events.publish(StoreFailed(error.message, error.hint))
+
+    def _report(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is None:
+            return
+        errors = tuple(_flatten(task.exception()))
+        lost = next((error for error in errors if isinstance(error, StoreLost)), None)
+        expected = [error for error in errors if isinstance(error, UserError)]
+        if lost is not None:
+            self._fail(lost)
+        elif len(expected) == len(errors):
+            self._warn(expected[0])  # such as a full disk; its run is watched again soon
+        else:
+            _log.error("%s ended by a bug", task.get_name(), exc_info=task.exception())
+
+    def _warn(self, error: UserError) -> None:
+        """Log a problem unless it repeats the last one."""
+        if error.message != self._said:
+            self._said = error.message
+            _log.warning("%s It is tried again.", describe_error(error))
 
     async def _take_nodes(self) -> None:
         """Register the nodes that another process has added or moved."""
@@ -153,11 +208,16 @@ class BackgroundTasks:
 
     def _spawn(self, key: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=key)
-        task.add_done_callback(_report)
+        task.add_done_callback(self._report)
         self._tasks[key] = task
         return task
 
 
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _log.error("%s ended by a bug", task.get_name(), exc_info=task.exception())
+def _flatten(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, or all errors of a group."""
+    # Only a group of errors has this attribute.
+    inner = getattr(error, "exceptions", None)
+    if inner is None and error is not None:
+        yield error
+    for one in inner or ():
+        yield from _flatten(one)

@@ -22,7 +22,9 @@ from agents.contract.run import AttemptLoss, AttemptStatus, ElectionPlan
 from app.errors import RacklessError, UserError
 from app.events import ACTIVE_STATES
 from app.nodes.endpoints import Endpoint
+from app.runs.belief import believed_attempts, most_common
 from app.runs.lifecycle.losses import per_hour
+from app.runs.nodes.attempt_status import by_node, list_attempts
 from app.runs.services import Services
 from app.storage.recoveries import Loss
 from app.storage.runs import RunRecord
@@ -115,8 +117,14 @@ async def keep_part(
     with contextlib.suppress(RacklessError, TimeoutError):
         async with asyncio.timeout(_KEEP_TIMEOUT_S):
             agent = services.pool.agent(node)
+            closing = ""
+            if is_closed:
+                sign = services.key.sign_closing
+                closing = await asyncio.to_thread(sign, run.run_id, run.attempt)
             await agent.ask(
-                KeepAttempt(run_id=run.run_id, attempt=run.attempt, is_closed=is_closed)
+                KeepAttempt(
+                    run_id=run.run_id, attempt=run.attempt, is_closed=is_closed, closing=closing
+                )
             )
 
 
@@ -144,8 +152,12 @@ def require_majority(run: RunRecord, nodes: Collection[str]) -> None:
         )
 
 
-async def claim_attempt(services: Services, run: RunRecord, chosen: Collection[str]) -> int:
-    """Return the number of the next attempt, granted by the chosen nodes of the run.
+async def claim_attempt(
+    services: Services, run: RunRecord, chosen: Collection[str]
+) -> tuple[int, tuple[str, ...]]:
+    """Return the number of the next attempt, and the chosen nodes of the run that granted it.
+
+    A node that claims a newer attempt without a proof is left out.
 
     Raises:
         UserError: they are not a majority, or others have claimed it.
@@ -156,23 +168,44 @@ async def claim_attempt(services: Services, run: RunRecord, chosen: Collection[s
     for _ in range(_MAX_CLAIMS):
         claimed = ClaimAttempt(run_id=run.run_id, attempt=attempt, replaces=run.attempt)
         claims = await asyncio.gather(*(services.pool.agent(n).ask(claimed) for n in nodes))
-        if any(claim.launched > run.attempt for claim in claims):
+        later = [n for n, claim in zip(nodes, claims, strict=True) if claim.launched > run.attempt]
+        if later and await _is_continued(services, run, later):
             services.recoveries.close(run.run_id, "replaced")
             raise UserError(f"run {run.run_id} is already running, started elsewhere")
+        if later:
+            text = f"{show_list(later)} is left out: it names a newer attempt without a proof"
+            services.runs.add_event(run.run_id, "warning", text)
+            nodes = [node for node in nodes if node not in later]
+            require_majority(run, nodes)
+            continue
         if all(claim.is_granted for claim in claims):
-            return attempt
+            return attempt, tuple(nodes)
         # A fence may have been raised by another master: try a higher number.
         attempt = max(attempt, *(claim.fence for claim in claims)) + 1
     raise UserError(f"the nodes of run {run.run_id} are starting it by themselves")
 
 
-def find_self_started(services: Services, newest: Sequence[AttemptStatus]) -> ElectionPlan | None:
-    """Return the plan by which its nodes started this master's newest attempt, or None."""
-    for status in newest:
-        plan = status.election
-        if plan is not None and plan.started_by and status.master == services.identity:
-            return plan
-    return None
+async def _is_continued(services: Services, run: RunRecord, nodes: Collection[str]) -> bool:
+    """Return whether one of these nodes has an attempt of this home after `run.attempt`."""
+    listed = by_node(await list_attempts(services.pool, nodes))
+    believed = believed_attempts(services, run.run_id, listed)
+    return any(status.attempt > run.attempt for status in believed)
+
+
+def find_self_started(
+    services: Services, run: RunRecord, newest: Sequence[AttemptStatus]
+) -> ElectionPlan | None:
+    """Return the plan by which the nodes of this master's run started its newest attempt, or None.
+
+    Args:
+        services: stores and nodes.
+        run: run as stored, before that attempt.
+        newest: parts of the attempt that are believed.
+    """
+    if not newest or not services.runs.is_ours(run):
+        return None
+    plan = most_common(newest, lambda status: status.election)
+    return plan if plan is not None and plan.started_by else None
 
 
 def adopt_regrouped(services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]) -> bool:
@@ -189,9 +222,11 @@ def adopt_regrouped(services: Services, run: RunRecord, statuses: Sequence[Attem
         True if the attempt is watched again.
     """
     ours = [s for s in statuses if s.run_id == run.run_id and s.attempt == run.attempt]
-    newest = max((status.generation for status in ours), default=0)
-    train = [s.node for s in ours if s.state == "running" and s.generation == newest]
-    if run.state in ACTIVE_STATES or not newest or not is_majority(train, run.nodes):
+    running = [s for s in ours if s.state == "running" and s.generation]
+    # Not the highest generation: one node alone may name any.
+    newest = most_common(running, lambda status: status.generation) if running else 0
+    train = [s.node for s in running if s.generation == newest]
+    if run.state in ACTIVE_STATES or not is_majority(train, run.nodes):
         return False
     services.recoveries.withdraw(run.run_id)
     services.runs.change(

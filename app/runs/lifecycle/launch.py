@@ -28,16 +28,27 @@ from agents.contract.run import (
     choose_checkpoint_ranks,
 )
 from agents.contract.spec import RunSpec
-from app.errors import NodeUnreachable, RacklessError, UserError
+from app.errors import NodeUnreachable, RacklessError, RunStopped, UserError
 from app.filelock import locked
 from app.nodes.credential import make_credential
 from app.progress import OnMessage
+from app.provisioning.checks.variables import (
+    agreed_variables,
+    explain_ineffective,
+    find_ineffective,
+)
 from app.provisioning.torch_build import advise_one_build, tried_builds
 from app.runs import preflight
 from app.runs.inputs import run_inputs
 from app.runs.inputs.shared_inputs import record_places
 from app.runs.lifecycle.confirmation import CONFIRM_S, confirm_launch, keeping_launch_alive
 from app.runs.lifecycle.election import plan_election
+from app.runs.lifecycle.launch_order import (
+    LaunchOrder,
+    require_not_stopped,
+    take_order,
+    unless_stopped,
+)
 from app.runs.lifecycle.rivals import START_LOCK, find_rival, require_no_launch, withdraw
 from app.runs.nodes.attempt_status import stop_parts
 from app.runs.placement import shares_a_gpu
@@ -100,17 +111,30 @@ async def start_run(
             require_no_launch(services, plan.nodes)
             claim.enter_context(services.launching(run.run_id))
             services.runs.add(run)
+        order = take_order(services, run.run_id)
         announced(run.run_id)
         try:
-            folders = await run_inputs.send_inputs(services, plan.nodes, inputs, report, plan)
+            order.phase = "sent files"
+            async with unless_stopped(services, order):
+                folders = await run_inputs.send_inputs(
+                    services,
+                    plan.nodes,
+                    inputs,
+                    report,
+                    plan,
+                    patience_s=services.settings.number("lost_after_s"),
+                )
         # BaseException: a cancelled start must not look as if it continued.
         except BaseException as error:
             _fail(services, run, error, "started", "start")
             raise
         report(f"launching on {show_list(plan.nodes)}")
         try:
-            await launch(services, run, plan, inputs, folders, resume_step=None)
+            async with unless_stopped(services, order):
+                await launch(services, run, plan, inputs, folders, order, resume_step=None)
             return run.run_id
+        except RunStopped:
+            raise
         except UserError:
             rival = await find_rival(services, plan.nodes, run.run_id)
             if rival is None:
@@ -127,15 +151,18 @@ async def launch(
     plan: preflight.LaunchPlan,
     inputs: run_inputs.Inputs,
     folders: dict[str, run_inputs.NodeInputs],
+    order: LaunchOrder,
     resume_step: int | None,
     replay: Replay | None = None,
 ) -> None:
     """Record the intent, then launch attempt `run.attempt` on all nodes at once.
 
     Raises:
+        RunStopped: the user stopped the run meanwhile; no part of it is left.
         UserError: a node could not launch; the others were stopped and the run is `failed`.
     """
     runs = services.runs
+    order.phase = "launched its parts"
     master = plan.endpoints[plan.nodes[0]]
     # Only the node of rank 0, where the ranks connect, knows its free ports.
     port = (await services.pool.agent(plan.nodes[0]).ask(ChoosePort(address=master.address))).port
@@ -144,7 +171,8 @@ async def launch(
     # Nodes with only the files of their own layers cannot take over those of a lost node.
     is_divided = any(folders[node].has_parts for node in plan.nodes)
     election = None if is_divided else await plan_election(services, run, endpoints)
-    record_intent(services, run, plan, inputs, resume_step)
+    keys = await asyncio.to_thread(services.key.sign_launch, run, plan.ranks)
+    record_intent(services, run, plan, inputs, order, resume_step)
     _store_forecast(services, run, plan.forecast)
     record_places(services, run.run_id, {node: folders[node].shared for node in plan.nodes})
     try:
@@ -165,18 +193,18 @@ async def launch(
                 when_hot=cast(HeatRule, services.settings.get("when_hot", node)),
                 credential=credential,
                 election=election,
+                proof=keys.proof,
+                node_seed=keys.seeds[node],
             )
             for node in plan.nodes
         ]
-        await _launch_everywhere(services, run, intents)
+        await _launch_everywhere(services, run, intents, order)
+        require_not_stopped(services, order)
     except BaseException as error:
         # Shielded: a cancelled launch must still stop the parts that have started.
-        await asyncio.shield(_abort(services, run, plan.nodes, error))
+        await asyncio.shield(_abort(services, run, plan.nodes, order, error))
         raise
     runs.move(run.run_id, run.attempt, "running", "", "")
-    if runs.get(run.run_id).stop_asked:  # the user pressed Stop meanwhile
-        grace_s = services.settings.number("stop_grace_s")
-        await stop_parts(services.pool, plan.nodes, run.run_id, run.attempt, grace_s)
 
 
 def _advise(services: Services, spec: RunSpec, plan: preflight.LaunchPlan) -> list[str]:
@@ -186,7 +214,15 @@ def _advise(services: Services, spec: RunSpec, plan: preflight.LaunchPlan) -> li
 
     devices = [place.device for place in plan.ranks]
     found = advise(spec, devices, model=run_inputs.known_model(services, spec))
-    return [*(f"{one.key}: {one.text}" for one in found), *_advise_builds(plan)]
+    return [
+        *(f"{one.key}: {one.text}" for one in found),
+        *_advise_builds(plan),
+        *(
+            f"nodes: on {name}, {explain_ineffective(one)[0]}"
+            for name, ignored in find_ineffective(plan.facts).items()
+            for one in ignored
+        ),
+    ]
 
 
 def _advise_builds(plan: preflight.LaunchPlan) -> list[str]:
@@ -212,15 +248,19 @@ def record_intent(
     run: RunRecord,
     plan: preflight.LaunchPlan,
     inputs: run_inputs.Inputs,
+    order: LaunchOrder,
     resume_step: int | None,
 ) -> None:
     """Store the launch before any node is asked.
 
     Raises:
-        UserError: the user has stopped the run since `run` was read.
+        RunStopped: the user has stopped the run meanwhile.
+        UserError: the run has changed since `run` was read.
     """
 
     def claim(old: RunRecord) -> RunRecord:
+        if order.find_stop(old) is not None:
+            require_not_stopped(services, order)
         # A stopped run that is stopped again keeps its state, but gets another message.
         if (old.state, old.message) != (run.state, run.message):
             raise UserError(
@@ -239,6 +279,7 @@ def record_intent(
             resume_step=resume_step,
             launched_s=time.time(),
             inputs=to_wire(inputs),
+            is_signed=True,
         )
     )
     services.runs.move(run.run_id, run.attempt, "launching", "", "")
@@ -296,10 +337,11 @@ def _intent(
 
 def _environ(plan: preflight.LaunchPlan) -> dict[str, str]:
     ranks = plan.ranks
+    agreed = agreed_variables(plan.facts)
     if all(place.device == "cpu" for place in ranks):
-        return {}
+        return agreed
     # By default CUDA numbers the fastest card first, NVML by slot; both have to name the same card.
-    environ = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    environ = {**agreed, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     # NCCL has no CPU tensors, and refuses two ranks on one GPU and different NCCL versions, which
     # come with different builds of torch. Gloo supports all of that, more slowly.
     mixed = any(place.device == "cpu" for place in ranks)
@@ -308,9 +350,11 @@ def _environ(plan: preflight.LaunchPlan) -> dict[str, str]:
 
 
 async def _launch_everywhere(
-    services: Services, run: RunRecord, intents: Sequence[AttemptIntent]
+    services: Services, run: RunRecord, intents: Sequence[AttemptIntent], order: LaunchOrder
 ) -> None:
     pool, nodes = services.pool, [intent.node for intent in intents]
+    # This process may have been suspended since the last check.
+    require_not_stopped(services, order)
     async with keeping_launch_alive(pool, nodes, run.run_id, run.attempt):
         # All answers are awaited before one is raised: `_abort` must not race with a launch.
         answers = await asyncio.gather(
@@ -320,6 +364,7 @@ async def _launch_everywhere(
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
+    require_not_stopped(services, order)
     if unsure := await confirm_launch(pool, nodes, run.run_id, run.attempt):
         services.runs.add_event(
             run.run_id,
@@ -330,8 +375,16 @@ async def _launch_everywhere(
 
 
 async def _abort(
-    services: Services, run: RunRecord, nodes: Sequence[str], error: BaseException
+    services: Services,
+    run: RunRecord,
+    nodes: Sequence[str],
+    order: LaunchOrder,
+    error: BaseException,
 ) -> None:
+    try:
+        require_not_stopped(services, order)
+    except RunStopped as stopped:
+        error = stopped  # which cancelled the launch
     left = await stop_parts(services.pool, nodes, run.run_id, run.attempt, grace_s=0.0)
     _fail(services, run, error, "launched", "launch")
     silent = [node for node, problem in left.items() if isinstance(problem, NodeUnreachable)]
@@ -346,6 +399,11 @@ async def _abort(
 def _fail(services: Services, run: RunRecord, error: BaseException, done: str, action: str) -> None:
     """Record why an announced run could not be `done`; a resume tries the action again."""
     again = f"Resume it: rackless runs resume {run.run_id}"
+    if isinstance(error, RunStopped):
+        message = error.message.removeprefix(f"run {run.run_id} was ")
+        services.runs.move(run.run_id, run.attempt, "stopped", message, again)
+        services.runs.add_event(run.run_id, "requested", message)
+        return
     if isinstance(error, UserError):
         message, hint = f"could not be {done}: {error.message}", error.hint or again
     elif isinstance(error, RacklessError):

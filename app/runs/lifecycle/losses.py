@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from app.events import ACTIVE_STATES, RESUMABLE_STATES
 from app.runs.rejoin import find_failed_join
 from app.runs.run import EndCause
 from app.runs.services import Services
@@ -26,7 +27,10 @@ def note_loss(
     from app.runs.recovery import find_obstacle  # lists of runs do not need it
 
     # Read again: the user may have stopped it while its nodes were asked.
-    stop_asked = services.runs.get(run.run_id).stop_asked
+    now = services.runs.get(run.run_id)
+    if now.attempt != run.attempt or now.state not in ACTIVE_STATES:
+        return services.recoveries.is_pending(run.run_id)  # another process has judged its end
+    stop_asked = now.stop_asked
     losses = services.recoveries.of_run(run.run_id)
     # The run trained without the nodes that joined, so any failure is theirs.
     is_join = find_failed_join(losses, run.attempt) is not None
@@ -53,8 +57,8 @@ def note_loss(
         if obstacle is None or cause == "unlaunched":
             return True
         services.recoveries.close(run.run_id, "left")
-    services.recoveries.add(loss)
-    return obstacle is None
+    services.recoveries.add(loss, run.last_stop.number)
+    return obstacle is None and services.recoveries.is_pending(run.run_id)
 
 
 def hint_of_loss(run_id: str) -> str:
@@ -65,18 +69,18 @@ def hint_of_loss(run_id: str) -> str:
     )
 
 
-def cancel_recovery(services: Services, run_id: str) -> bool:
+def cancel_recovery(services: Services, run_id: str, *, has_starter: bool = False) -> bool:
     """Cancel the pending automatic resume; return True if there was one.
 
-    A resume in progress, even the user's own, ends before it launches anything.
+    Args:
+        services: stores and nodes.
+        run_id: run to leave as it is.
+        has_starter: True if a process resumes it, which ends before it launches anything.
     """
     was_pending = services.recoveries.close(run_id, "cancelled")
     run = services.runs.get(run_id)
-    can_launch = ("interrupted", "failed", *(("stopped",) if was_pending else ()))
-    if run.state not in can_launch:
+    if run.state not in RESUMABLE_STATES or not (was_pending or has_starter):
         return was_pending
-    if not was_pending and not services.is_launching(run_id):
-        return False
     message = f"{run.message}; the user stopped it before it was resumed".lstrip("; ")
     services.runs.move(
         run_id, run.attempt, "stopped", message, f"Resume it: rackless runs resume {run_id}"

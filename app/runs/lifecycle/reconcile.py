@@ -2,7 +2,7 @@
 
 This finds a run again after its master was killed, restores the runs of a lost database, records
 attempts that nodes have started themselves, and stops zombies (old attempts on a node that
-returns).
+returns). Only attempts of this home's runs count, see `app.runs.belief`; others are only shown.
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agents.contract.mandate import ProvedAttempt
 from agents.contract.requests.runs import DeleteRun
-from agents.contract.run import AttemptStatus
+from agents.contract.run import AttemptStatus, RankPlacement
+from agents.contract.spec import RunSpec
 from app.errors import RacklessError
 from app.events import ACTIVE_STATES, RunEventKind, RunState
+from app.runs.belief import (
+    believed_attempts,
+    find_foreign,
+    judge_statuses,
+    most_common,
+    place_ranks_of,
+    prove_attempt,
+)
 from app.runs.journals.streams import sync_part, sync_parts
 from app.runs.lifecycle import election
 from app.runs.lifecycle.confirmation import confirm_parts
@@ -26,7 +36,7 @@ from app.runs.lifecycle.losses import hint_of_loss, note_loss
 from app.runs.nodes import attempt_status
 from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
 from app.runs.services import Services
-from app.storage.runs import AttemptRecord, RunRecord
+from app.storage.runs import AttemptRecord, RunRecord, Taken
 from app.text import show_list
 
 _log = logging.getLogger(__name__)
@@ -40,8 +50,11 @@ STOP_REQUEST_S = 2.0
 _EVENT_KINDS: dict[RunState, RunEventKind] = {"failed": "failed", "interrupted": "interrupted"}
 
 
-async def reconcile_run(services: Services, run_id: str) -> None:
-    """Query the run's nodes, fetch their journals, judge the run, and act on the judgement."""
+async def reconcile_run(services: Services, run_id: str, silent: Collection[str] = ()) -> None:
+    """Query the run's nodes, fetch their journals, judge the run, and act on the judgement.
+
+    Nodes that are known to be `silent` are not asked again, which would take a while.
+    """
     run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
         return
@@ -60,7 +73,10 @@ async def reconcile_run(services: Services, run_id: str) -> None:
             f"Start it: rackless runs resume {run_id}",
         )
         return
-    parts = await attempt_status.ask_parts(services.pool, run.nodes, run_id, run.attempt)
+    asked = [node for node in run.nodes if node not in silent]
+    answers = await attempt_status.ask_parts(services.pool, asked, run_id, run.attempt)
+    found = {part.node: part for part in answers}
+    parts = tuple(found.get(node) or RunPart(node=node, silent_s=0.0) for node in run.nodes)
     # Journals first: the judgement needs the newest step and checkpoint in them.
     await sync_run(services, run, [part.node for part in parts if part.answers])
     services.runs.refresh(run_id)
@@ -101,7 +117,7 @@ async def apply_judgement(
             await _end_parts(services, run, verdict)
             await _close(services, run, parts, verdict)
     elif may_move(run.state, verdict.state):
-        if verdict.state == "running":
+        if verdict.state == "running" and services.runs.is_ours(run):
             # Its launcher could not confirm, or died. All parts exist, so there is nothing to wait
             # for.
             await confirm_parts(services.pool, parts, run.run_id, run.attempt)
@@ -110,7 +126,8 @@ async def apply_judgement(
 
 
 async def _end_parts(services: Services, run: RunRecord, verdict: StateJudgement) -> None:
-    if verdict.stop:
+    # Another master ends the parts of its own run.
+    if verdict.stop and services.runs.is_ours(run):
         grace_s = ZOMBIE_GRACE_S if run.stop_asked else LOSS_GRACE_S
         at_loss = not run.stop_asked
         await attempt_status.stop_parts(
@@ -201,19 +218,28 @@ async def _close(
 
 
 async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Ask nodes for all attempts, add unknown runs, stop zombies; return silent nodes."""
+    """Ask nodes for all attempts, add lost runs of this home, stop zombies; return silent nodes."""
     answers = await attempt_status.list_attempts(services.pool, nodes)
     found: dict[str, list[AttemptStatus]] = {}
-    for node, attempts in answers.items():
-        for status in attempts:
-            # The node's name in an old intent may differ from its name here.
-            found.setdefault(status.run_id, []).append(replace(status, node=node))
-    for run_id, statuses in found.items():
+    for status in attempt_status.by_node(answers):
+        found.setdefault(status.run_id, []).append(status)
+    doubted: dict[str, list[AttemptStatus]] = {node: [] for node in answers}
+    for run_id, listed in found.items():
+        belief = await asyncio.to_thread(judge_statuses, services, run_id, listed)
+        for status in belief.doubted:
+            doubted[status.node].append(status)
+        statuses = belief.believed
+        if not statuses:
+            continue
         # A run that cannot be stored must not hide the others.
         try:
-            await _adopt(services, run_id, statuses)
+            await take_in(services, run_id, statuses)
         except RacklessError as error:
             _log.warning("run %s of %s cannot be taken over: %s", run_id, statuses[0].node, error)
+    foreign = await asyncio.gather(
+        *(asyncio.to_thread(find_foreign, services, one) for one in doubted.values())
+    )
+    services.runs.set_found(dict(zip(doubted, foreign, strict=True)))
     return tuple(node for node in nodes if node not in answers)
 
 
@@ -226,20 +252,17 @@ async def adopt_newer(services: Services, run: RunRecord) -> bool:
     answers = await attempt_status.list_attempts(
         services.pool, [node for node in run.nodes if node in known]
     )
-    found = [
-        replace(status, node=node)
-        for node, statuses in answers.items()
-        for status in statuses
-        if status.run_id == run.run_id
-    ]
+    listed = attempt_status.by_node(answers)
+    found = await asyncio.to_thread(believed_attempts, services, run.run_id, listed)
     newer = [s for s in attempt_status.active_attempts(found) if s.attempt > run.attempt]
-    if election.find_self_started(services, newer) is None:
+    if election.find_self_started(services, run, newer) is None:
         return election.adopt_regrouped(services, run, found)
-    await _adopt(services, run.run_id, found)
+    await take_in(services, run.run_id, found)
     return services.runs.get(run.run_id).attempt > run.attempt
 
 
-async def _adopt(services: Services, run_id: str, statuses: list[AttemptStatus]) -> None:
+async def take_in(services: Services, run_id: str, statuses: Sequence[AttemptStatus]) -> None:
+    """Take in attempts of a run of this home, or of one that the user trusts."""
     runs = services.runs
     if runs.store.is_deleted(run_id):
         await _end_deleted(services, run_id, statuses)
@@ -250,7 +273,7 @@ async def _adopt(services: Services, run_id: str, statuses: list[AttemptStatus])
         run = _add_found(services, run_id, [s for s in statuses if s.attempt == newest])
     # Another master has resumed the run.
     elif newest > run.attempt and not services.is_launching(run_id):
-        _adopt_attempt(services, run, [s for s in statuses if s.attempt == newest])
+        adopt_attempt(services, run, [s for s in statuses if s.attempt == newest])
         run = runs.get(run_id)
     if run is None:
         return
@@ -262,13 +285,42 @@ async def _adopt(services: Services, run_id: str, statuses: list[AttemptStatus])
     await reconcile_run(services, run_id)
 
 
-def _add_found(services: Services, run_id: str, newest: list[AttemptStatus]) -> RunRecord | None:
-    """Add a run that only the nodes remember."""
-    spec = next((status.spec for status in newest if status.spec is not None), None)
-    if spec is None:
+def _add_found(
+    services: Services, run_id: str, newest: Sequence[AttemptStatus]
+) -> RunRecord | None:
+    """Add a run of this home that only the nodes remember, with the settings that were signed."""
+    proved = _find_proof(services, newest)
+    if proved is None:
         return None
-    ranks = next((status.all_ranks for status in newest if status.all_ranks), ())
-    nodes = tuple(dict.fromkeys(place.node for place in ranks)) or (newest[0].node,)
+    services.runs.store.trust(run_id, proved.master_key)
+    text = f"found again on {show_list([status.node for status in newest])}"
+    return add_run(services, proved.mandate.spec, newest, text, proved=proved)
+
+
+def _find_proof(services: Services, statuses: Iterable[AttemptStatus]) -> ProvedAttempt | None:
+    proofs = (prove_attempt(services, status) for status in statuses)
+    return next((one for one in proofs if one is not None), None)
+
+
+def add_run(
+    services: Services,
+    spec: RunSpec,
+    newest: Sequence[AttemptStatus],
+    text: str,
+    *,
+    proved: ProvedAttempt | None,
+) -> RunRecord:
+    """Add a run that nodes list, with an event.
+
+    Args:
+        services: stores and nodes.
+        spec: settings of the run.
+        newest: its newest attempt on each node.
+        text: sentence of the event.
+        proved: verified proof of that attempt; None: the user has accepted what is listed.
+    """
+    run_id = newest[0].run_id
+    nodes, _ = _find_places(newest, proved)
     started_s = min((s.started_s for s in newest if s.started_s), default=None)
     run = RunRecord(
         run_id=run_id,
@@ -282,9 +334,19 @@ def _add_found(services: Services, run_id: str, newest: list[AttemptStatus]) -> 
         ended_s=_find_end(newest),
     )
     services.runs.add(run)
-    _save_attempt(services, run, newest)
-    services.runs.add_event(run_id, "found", _describe_found(services, run_id, newest))
+    _save_attempt(services, run, newest, proved)
+    services.runs.add_event(run_id, "found", text)
     return run
+
+
+def _find_places(
+    newest: Sequence[AttemptStatus], proved: ProvedAttempt | None
+) -> tuple[tuple[str, ...], tuple[RankPlacement, ...]]:
+    """Return nodes and ranks of an attempt."""
+    if proved is not None:
+        return proved.nodes, place_ranks_of(proved, newest)
+    ranks = most_common(newest, lambda status: status.all_ranks)
+    return tuple(dict.fromkeys(place.node for place in ranks)) or (newest[0].node,), ranks
 
 
 def _find_end(statuses: Sequence[AttemptStatus]) -> float | None:
@@ -294,48 +356,58 @@ def _find_end(statuses: Sequence[AttemptStatus]) -> float | None:
     return max(known_s) if known_s and len(known_s) == len(ends_s) else None
 
 
-def _describe_found(services: Services, run_id: str, newest: Sequence[AttemptStatus]) -> str:
-    nodes = show_list([status.node for status in newest])
-    master = next((s.master for s in newest if s.master is not None), None)
-    if master is None or master == services.identity:
-        return f"found again on {nodes}"
-    from app.runs.lifecycle.takeover import describe_master
-
-    return (
-        f"found on {nodes}: a run of {describe_master(services, master)}, which is only watched "
-        f"here. To resume it from here after a loss: rackless runs take-over {run_id}"
-    )
-
-
-def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatus]) -> None:
+def adopt_attempt(services: Services, run: RunRecord, newest: Sequence[AttemptStatus]) -> None:
     """Store a newer attempt that another master or the run's own nodes have launched."""
-    ranks = next((status.all_ranks for status in newest if status.all_ranks), ())
-    nodes = tuple(dict.fromkeys(place.node for place in ranks)) or run.nodes
-    plan = election.find_self_started(services, newest)
+    proved = _find_proof(services, newest)
+    nodes, _ = _find_places(newest, proved)
+    plan = election.find_self_started(services, run, newest)
+    before = next(
+        (one for one in services.runs.store.attempts(run.run_id) if one.attempt == run.attempt),
+        None,
+    )
     if plan is None:
         services.recoveries.forget_earlier(run.run_id, "replaced")
     # A guess, corrected by the following reconciliation.
     state: RunState = "running"
+    # Launched by this home itself, and its store was restored to an earlier state.
+    is_relaunch = plan is None and _is_ours(services, proved)
+    spec = proved.mandate.spec if proved is not None and is_relaunch else run.spec
     services.runs.change(
         run.run_id,
         lambda old: replace(
-            old, attempt=newest[0].attempt, nodes=nodes, state=state, message="", ended_s=None
+            old,
+            attempt=newest[0].attempt,
+            nodes=nodes,
+            spec=spec,
+            state=state,
+            message="",
+            ended_s=None,
         ),
     )
     adopted = services.runs.get(run.run_id)
     earlier = services.runs.store.attempts(run.run_id)
     # Its nodes continue with this master's inputs, so the run stays this master's.
     inputs = next((one.inputs for one in earlier if one.inputs), {}) if plan is not None else {}
-    _save_attempt(services, adopted, newest, inputs)
+    # A takeover stays one, by this master or another.
+    taken: Taken = before.taken if before is not None else ""
+    if plan is None and taken != "away":
+        taken = ""
+    _save_attempt(services, adopted, newest, proved, inputs, taken)
     if plan is not None:
         election.record_election(services, adopted, plan)
+
+
+def _is_ours(services: Services, proved: ProvedAttempt | None) -> bool:
+    return proved is not None and proved.master_key == services.key.public
 
 
 def _save_attempt(
     services: Services,
     run: RunRecord,
-    newest: list[AttemptStatus],
+    newest: Sequence[AttemptStatus],
+    proved: ProvedAttempt | None,
     inputs: dict[str, Any] | None = None,
+    taken: Taken = "",
 ) -> None:
     services.runs.store.save_attempt(
         # Found attempts are recognised by missing inputs; but one that this master launched before
@@ -343,11 +415,12 @@ def _save_attempt(
         AttemptRecord(
             run_id=run.run_id,
             attempt=run.attempt,
-            placements=next((s.all_ranks for s in newest if s.all_ranks), ()),
-            resume_step=newest[0].resume_step,
+            placements=_find_places(newest, proved)[1],
+            resume_step=most_common(newest, lambda status: status.resume_step),
             launched_s=newest[0].started_s or time.time(),
             inputs=inputs or {},
-            taken="here" if any(s.master == services.identity for s in newest) else "",
+            taken=taken or ("here" if _is_ours(services, proved) else ""),
+            is_signed=proved is not None,
         )
     )
 
@@ -371,8 +444,13 @@ async def _end_zombies(
     # The store may still name the previous attempt; a resume stops leftovers itself.
     if services.is_launching(run.run_id):
         return
+    records = {one.attempt: one for one in services.runs.store.attempts(run.run_id)}
     for status in attempt_status.active_attempts(statuses):
         if status.attempt == run.attempt and run.state in ACTIVE_STATES:
+            continue
+        record = records.get(status.attempt)
+        is_ours = record.is_ours if record else services.key.prove(status) is not None
+        if not is_ours:  # adopted: its own master ends it
             continue
         services.runs.add_event(
             run.run_id,

@@ -22,7 +22,7 @@ from app.runs.interruptions import find_interruption
 from app.runs.lifecycle.election import close_parts, keeping_parts
 from app.runs.lifecycle.losses import per_hour
 from app.runs.lifecycle.reconcile import adopt_newer, reconcile_run
-from app.runs.lifecycle.resume import Automatic, resume_run
+from app.runs.lifecycle.resume import Automatic, Choices, resume_run
 from app.runs.recovery import Refusals, decide_recovery
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -105,7 +105,7 @@ class _Recovery:
             # A node that failed to join once must not keep the others waiting.
             how = Automatic(may_join=not self._refusals.count)
             await reconcile_run(services, run_id)
-            await resume_run(services, run_id, automatic=how)
+            await resume_run(services, run_id, Choices(), automatic=how)
         except RacklessError as error:
             now_s = time.time()
             self._refusals = Refusals(
@@ -128,16 +128,14 @@ class _Recovery:
 def _report_resume(services: Services, run: RunRecord) -> None:
     """Report where the run was resumed, how long after its loss, and the repeated steps."""
     one = find_interruption(services, run.run_id, run.attempt)
-    if one is None or one.resumed_s is None:  # the user resumed it meanwhile
+    if one is None or one.resumed_after_s is None:  # the user resumed it meanwhile
         return
     without = f", without {show_list(one.without)}" if one.without else ""
-    since_s = one.began_s if one.kind == "rejoin" else one.noticed_s
-    after = "its last step" if one.kind == "rejoin" else "the loss"
     services.runs.add_event(
         run.run_id,
         "recovery",
         f"resumed automatically on {show_list(one.resumed_nodes)}{without}, "
-        f"{show_duration(max(one.resumed_s - since_s, 0.0))} after {after}; "
+        f"{show_duration(one.resumed_after_s)} after {one.began_with}; "
         f"{describe_repeated(one)}",
     )
 

@@ -122,7 +122,10 @@ async def _stop_for(services: Services, run: RunRecord, nodes: Sequence[str]) ->
         reason=reason,
     )
     # Only one of the processes that watch the run stores it.
-    if services.recoveries.add(rejoin):
+    is_new = services.recoveries.add(rejoin, run.last_stop.number)
+    if not services.recoveries.is_pending(run.run_id):
+        return False  # the user has stopped the run
+    if is_new:
         text = f"{reason}: the run saves a checkpoint, stops, and continues with all of its nodes"
         services.runs.add_event(run.run_id, "recovery", text)
     await _stop(services, run)

@@ -18,18 +18,20 @@ from agents.contract.requests.attempts import ListAttempts
 from agents.contract.requests.runs import RaiseFence
 from agents.contract.run import AttemptStatus
 from agents.contract.spec import Parallel, RunSpec
-from app.errors import NodeUnreachable, UsageError, UserError
+from app.errors import NodeUnreachable, RunStopped, UsageError, UserError
 from app.events import RESUMABLE_STATES
 from app.progress import OnMessage
 from app.runs import preflight
-from app.runs.inputs.run_inputs import recall_inputs, send_inputs
+from app.runs.belief import believed_attempts, judge_statuses
+from app.runs.inputs.run_inputs import Inputs, recall_inputs, send_inputs
 from app.runs.lifecycle.election import adopt_regrouped, claim_attempt, require_majority
 from app.runs.lifecycle.launch import launch
+from app.runs.lifecycle.launch_order import LaunchOrder, take_order, unless_stopped
 from app.runs.lifecycle.reconcile import LOSS_GRACE_S
 from app.runs.lifecycle.resume_verification import count_logged, read_replay, require_replayable
 from app.runs.lifecycle.start_point import delete_copies, prepare_checkpoint
 from app.runs.lifecycle.takeover import require_not_taken
-from app.runs.nodes.attempt_status import active_attempts, list_attempts, stop_parts
+from app.runs.nodes.attempt_status import active_attempts, by_node, list_attempts, stop_parts
 from app.runs.rejoin import REJOIN, find_absent, find_failed_join
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -37,6 +39,9 @@ from app.text import show_list
 
 # Fenced ranks cannot commit a checkpoint any more, so there is nothing to wait for.
 LEFTOVER_GRACE_S = 5.0
+MAX_SKIPPED = 1000
+"""Maximum number of attempts that others may have started meanwhile; a node that knows a higher
+number is not believed, or it would use up all numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,72 +65,117 @@ class Changes:
 _UNCHANGED = Changes()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """Choices of the user for one resume."""
+
+    checkpoint: int | None = None
+    """Step to resume from; None for the newest intact one."""
+    nodes: tuple[str, ...] | None = None
+    """Nodes to use; None for the answering nodes of the last attempt."""
+    verify_steps: int | None = None
+    """Resume from a checkpoint with this many logged steps after it, and compare them with the
+    steps of the new attempt; None to compare nothing."""
+    changes: Changes = _UNCHANGED
+    """Settings that change from now on."""
+
+
 async def resume_run(
     services: Services,
     run_id: str,
-    checkpoint: int | None = None,
-    nodes: tuple[str, ...] | None = None,
-    verify_steps: int | None = None,
+    choices: Choices,
     report: OnMessage = lambda line: None,
     *,
-    changes: Changes = _UNCHANGED,
     automatic: Automatic | None = None,
+    order: LaunchOrder | None = None,
 ) -> None:
     """Launch the next attempt of a run whose stored state is fresh, see `refresh_run`.
 
     Args:
         services: stores and nodes.
         run_id: run to resume.
-        checkpoint: step to resume from; None for the newest intact one.
-        nodes: nodes to use; None for the answering nodes of the last attempt.
-        verify_steps: resume from a checkpoint with this many logged steps after it, and compare
-            them with the steps of the new attempt; None to compare nothing.
+        choices: choices of the user.
         report: callback with a sentence on each stage.
-        changes: settings that change from now on.
         automatic: options of a resume without the user: a pending loss must allow it, also just
             before the launch, and an attempt of another master is left alone.
+        order: order of this resume among the stops of the run; None: it is asked for now.
 
     Raises:
+        RunStopped: the user stopped the run meanwhile; no part of it is left.
         UserError: the run is active or done, no node answers, the checkpoint is missing, too few
             steps are logged after it, or saved checkpoints cannot be reached.
     """
-    if verify_steps is not None:
-        require_replayable(verify_steps)
+    if choices.verify_steps is not None:
+        require_replayable(choices.verify_steps)
+    order = order or take_order(services, run_id)
     run = _read_resumable(services, run_id)
-    _choose_spec(run.spec, nodes, changes)
+    _choose_spec(run.spec, choices.nodes, choices.changes)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     with services.launching(run_id):
         # Read again: another process may have resumed it before this one got the lock.
         run = _read_resumable(services, run_id)
-        if automatic is None:
-            services.recoveries.forget_earlier(run_id, "replaced")
-        else:
-            changes = Changes(learning_rate=_choose_rate(services, run))
-        spec = _choose_spec(run.spec, nodes, changes)
-        team = await _choose_team(services, run, nodes, automatic)
-        report(f"checking {show_list(team.nodes)}")
-        attempt = await _end_earlier(services, run, team)
-        plan = await _plan(services, run, spec, team)
-        report("choosing a checkpoint and copying it to every node")
-        step, void = await prepare_checkpoint(
-            services, run_id, checkpoint, plan.nodes, tuple(team.seen), verify_steps
-        )
-        # An automatic resume repeats these steps anyway; at another rate, their losses would
-        # differ.
-        if automatic is not None and step is not None and changes.learning_rate is None:
-            verify_steps = count_logged(services, run_id, step)
-        replay = None
-        if step is not None and verify_steps:
-            replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
-        folders = await send_inputs(services, plan.nodes, inputs, report, plan)
-        if automatic is not None:
-            _require_pending(services, run_id)
-        await delete_copies(services, void)  # last: everything else that can fail has succeeded
-        report(f"launching on {show_list(plan.nodes)}")
-        next_run = replace(run, attempt=attempt, spec=_keep_shares(spec, plan))
-        await launch(services, next_run, plan, inputs, folders, step, replay)
-        services.runs.change(run_id, lambda old: replace(old, spec=spec))
-        _report_changes(services, run, spec, (step or 0) + 1)
+        try:
+            async with unless_stopped(services, order):
+                await _resume(services, run, inputs, order, automatic, choices, report)
+        except RunStopped as stopped:
+            _note_stop(services, run, stopped)
+            raise
+
+
+def _note_stop(services: Services, run: RunRecord, stopped: RunStopped) -> None:
+    """Move a run whose resume was stopped to `stopped`, unless its launch has done so."""
+    message = stopped.message.removeprefix(f"run {run.run_id} was ")
+    now = services.runs.store.get(run.run_id)
+    if now is not None and (now.state != "stopped" or now.attempt == run.attempt):
+        hint = f"Resume it: rackless runs resume {run.run_id}"
+        services.runs.move(run.run_id, now.attempt, "stopped", message, hint)
+        services.runs.add_event(run.run_id, "requested", message)
+
+
+async def _resume(
+    services: Services,
+    run: RunRecord,
+    inputs: Inputs,
+    order: LaunchOrder,
+    automatic: Automatic | None,
+    wanted: Choices,
+    report: OnMessage,
+) -> None:
+    """Launch the next attempt of a run whose launch this process has claimed."""
+    run_id, changes, verify_steps = run.run_id, wanted.changes, wanted.verify_steps
+    order.phase = "looked for its nodes"
+    if automatic is None:
+        services.recoveries.forget_earlier(run_id, "replaced")
+    else:
+        changes = Changes(learning_rate=_choose_rate(services, run))
+    spec = _choose_spec(run.spec, wanted.nodes, changes)
+    team = await _choose_team(services, run, wanted.nodes, automatic)
+    report(f"checking {show_list(team.nodes)}")
+    attempt, team = await _end_earlier(services, run, team)
+    plan = await _plan(services, run, spec, team)
+    order.phase = "copied its checkpoint"
+    report("choosing a checkpoint and copying it to every node")
+    step, void = await prepare_checkpoint(
+        services, run_id, wanted.checkpoint, plan.nodes, tuple(team.seen), verify_steps
+    )
+    # An automatic resume repeats these steps anyway; at another rate, their losses would differ.
+    if automatic is not None and step is not None and changes.learning_rate is None:
+        verify_steps = count_logged(services, run_id, step)
+    replay = None
+    if step is not None and verify_steps:
+        replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
+    order.phase = "sent files"
+    # Without the user, another try chooses among the nodes that answer by then.
+    patience_s = services.settings.number("lost_after_s") if automatic is None else 0.0
+    folders = await send_inputs(services, plan.nodes, inputs, report, plan, patience_s=patience_s)
+    if automatic is not None:
+        _require_pending(services, run_id)
+    await delete_copies(services, void)  # last: everything else that can fail has succeeded
+    report(f"launching on {show_list(plan.nodes)}")
+    next_run = replace(run, attempt=attempt, spec=_keep_shares(spec, plan))
+    await launch(services, next_run, plan, inputs, folders, order, step, replay)
+    services.runs.change(run_id, lambda old: replace(old, spec=spec))
+    _report_changes(services, run, spec, (step or 0) + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +198,7 @@ async def _choose_team(
         UserError: no node of the run answers, or others have resumed it or may do so.
     """
     seen = await list_attempts(services.pool, services.pool.names())
-    named = [replace(s, node=node) for node, statuses in seen.items() for s in statuses]
+    named = by_node(seen)
     require_not_taken(services, run, named)
     if how is None:
         if wanted is not None:
@@ -157,9 +207,11 @@ async def _choose_team(
             chosen = await _require_any(services, run, [node for node in run.nodes if node in seen])
         return _Team(nodes=chosen, seen=seen, is_shared=False)
     _require_pending(services, run.run_id)
-    ours = [status for status in named if status.run_id == run.run_id]
+    belief = await asyncio.to_thread(judge_statuses, services, run.run_id, named)
+    ours = belief.believed
     _require_not_resumed(services, run, ours)
-    usable = await _leave_out_unusable(services, run.run_id, tuple(seen))
+    trusted = _leave_out_doubted(services, run, tuple(seen), belief.doubted)
+    usable = await _leave_out_unusable(services, run.run_id, trusted)
     return _Team(
         nodes=await _choose_automatically(services, run, usable, how),
         seen={node: seen[node] for node in usable},
@@ -167,19 +219,37 @@ async def _choose_team(
     )
 
 
-async def _end_earlier(services: Services, run: RunRecord, team: _Team) -> int:
-    """End the remains of earlier attempts, and return the number of the next one."""
+def _leave_out_doubted(
+    services: Services, run: RunRecord, nodes: tuple[str, ...], doubted: Sequence[AttemptStatus]
+) -> tuple[str, ...]:
+    """Return the nodes without attempts of this run that nothing proves; an event names others."""
+    # Such an attempt may hold the devices or refuse the next number, and is not ours to stop.
+    found = {s.node: s.attempt for s in sorted(doubted, key=lambda s: s.attempt)}
+    for node, attempt in found.items():
+        text = (
+            f"{node} is left out: it lists an attempt {attempt} of this run, which is not of this "
+            f"home. See what it is: rackless runs found"
+        )
+        services.runs.add_event(run.run_id, "warning", text)
+    return tuple(node for node in nodes if node not in found)
+
+
+async def _end_earlier(services: Services, run: RunRecord, team: _Team) -> tuple[int, _Team]:
+    """End the remains of earlier attempts; return the number of the next one, and its nodes."""
     # Before the fence, behind which they could no longer save.
     await _stop_leftovers(services, run.run_id, team.seen, LOSS_GRACE_S, at_loss=True)
     claimed = run.attempt + 1
     if team.is_shared:
-        claimed = await claim_attempt(services, run, team.nodes)
+        claimed, granted = await claim_attempt(services, run, team.nodes)
+        # Nodes that join had no part in the lost attempt, and are not asked.
+        chosen = tuple(n for n in team.nodes if n in granted or n not in run.nodes)
+        team = replace(team, nodes=chosen)
     nodes = tuple(team.seen)
     attempt = await _raise_fence(services, run, nodes, claimed, is_claimed=team.is_shared)
     # Asked again: an old part may have come back meanwhile.
     left = await list_attempts(services.pool, nodes)
     await _stop_leftovers(services, run.run_id, left, LEFTOVER_GRACE_S)
-    return attempt
+    return attempt, team
 
 
 async def _plan(
@@ -362,12 +432,15 @@ async def _raise_fence(
     while True:
         request = RaiseFence(run_id=run.run_id, attempt=attempt)
         fences = await asyncio.gather(*(services.pool.agent(node).ask(request) for node in nodes))
-        newest = max((fence.attempt for fence in fences), default=attempt)
-        if newest <= attempt:
+        most = attempt + MAX_SKIPPED
+        newest = max((f.attempt for f in fences if f.attempt <= most), default=attempt)
+        halted = max((f.halted for f in fences if f.halted <= most), default=0)
+        if newest <= attempt and halted < attempt:
             return attempt
         if is_claimed:
             raise UserError(f"run {run.run_id} is being resumed elsewhere")
-        attempt = newest + 1  # another master has resumed this run
+        # Another master has resumed this run, or a stop has ended the attempt of this number.
+        attempt = max(newest + 1 if newest > attempt else attempt, halted + 1)
 
 
 async def _stop_leftovers(
@@ -378,12 +451,8 @@ async def _stop_leftovers(
     *,
     at_loss: bool = False,
 ) -> None:
-    left = [
-        (node, status.attempt)
-        for node, statuses in seen.items()
-        for status in active_attempts(statuses)
-        if status.run_id == run_id
-    ]
+    believed = believed_attempts(services, run_id, by_node(seen))
+    left = [(status.node, status.attempt) for status in active_attempts(believed)]
     await asyncio.gather(
         *(
             stop_parts(services.pool, [node], run_id, attempt, grace_s, at_loss=at_loss)

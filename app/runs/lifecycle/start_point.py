@@ -9,15 +9,19 @@ attempts show the saved checkpoints, even while the nodes with the copies are of
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from agents.contract.election import is_majority
 from agents.contract.requests.runs import DeleteCheckpoint
 from agents.contract.run import choose_checkpoint_ranks
 from app.errors import RacklessError, UserError
 from app.runs.checkpoints import Copy, find_copies, is_current, resume_steps, verify_copies
+from app.runs.lifecycle.reconcile import sync_attempts
 from app.runs.lifecycle.resume_verification import choose_starts
 from app.runs.services import Services
+from app.storage.runs import RunRecord
 from app.text import capitalize, show_list
 
 
@@ -47,6 +51,8 @@ async def prepare_checkpoint(
         UserError: there is no checkpoint, none is intact, or newer ones are out of reach.
     """
     copies = await find_copies(services, run_id, answering)
+    if wanted is None:
+        copies = await _leave_out_planted(services, run_id, copies, answering)
     fitting = copies
     known = {copy.info.step for copy in copies}
     # A missing step is left to `choose_checkpoint`, which lists the available ones.
@@ -81,6 +87,48 @@ async def prepare_checkpoint(
     return step, [copy for copy in copies if copy.info.step > step]
 
 
+async def _leave_out_planted(
+    services: Services, run_id: str, copies: tuple[Copy, ...], answering: Sequence[str]
+) -> tuple[Copy, ...]:
+    """Return the copies that the run can have saved; an event names each other one.
+
+    All ranks do each step together, so a majority of the nodes has to have reached a saved step.
+    """
+    run = services.runs.get(run_id)
+    if any(_is_planted(services, run, copy, answering) for copy in copies):
+        # The mirrored journals may end before the last steps.
+        await sync_attempts(services, run)
+        services.runs.refresh(run_id)
+    planted = [copy for copy in copies if _is_planted(services, run, copy, answering)]
+    for copy in planted:
+        text = (
+            f"the checkpoint of step {copy.info.step} on {copy.node} is left out: by their "
+            "journals, the nodes of the run did not get that far"
+        )
+        services.runs.add_event(run_id, "checkpoint_damaged", text)
+    return tuple(copy for copy in copies if copy not in planted)
+
+
+def _is_planted(services: Services, run: RunRecord, copy: Copy, answering: Collection[str]) -> bool:
+    if copy.info.attempt > run.attempt:
+        return True
+    starts = {one.attempt: one for one in services.runs.store.attempts(run.run_id)}
+    saved_in = starts.get(copy.info.attempt)
+    # An attempt saves steps after its start only.
+    if saved_in is not None and saved_in.inputs and copy.info.step <= (saved_in.resume_step or 0):
+        return True
+    ranks = services.runs.history(run.run_id).attempt(copy.info.attempt).ranks
+    steps: dict[str, int] = {}
+    for rank, node in services.runs.rank_nodes(run.run_id, copy.info.attempt).items():
+        step = ranks[rank].step if rank in ranks else None
+        if step is not None:
+            steps[node] = max(steps.get(node, 0), step)
+    nodes = list(dict.fromkeys(services.runs.rank_nodes(run.run_id, copy.info.attempt).values()))
+    # A node that is away may have got further than its mirrored journal.
+    behind = {n for n in nodes if n in answering and steps.get(n, copy.info.step) < copy.info.step}
+    return bool(behind) and not is_majority([n for n in nodes if n not in behind], nodes)
+
+
 async def choose_checkpoint(
     services: Services, run_id: str, copies: Sequence[Copy], wanted: int | None
 ) -> tuple[Copy, ...]:
@@ -110,9 +158,8 @@ async def choose_checkpoint(
                 )
         good = [copy for copy in checked if copy.info.verified]
         if good:
-            # Intact copies may still differ if a fenced attempt wrote the same step.
-            newest = max(good, key=_age)
-            return tuple(c for c in good if c.info.manifest_sha256 == newest.info.manifest_sha256)
+            manifest = _choose_manifest(good, services.runs.get(run_id).nodes)
+            return tuple(c for c in good if c.info.manifest_sha256 == manifest)
     if wanted is not None:
         raise UserError(
             f"every copy of the checkpoint of step {wanted} is damaged",
@@ -122,8 +169,21 @@ async def choose_checkpoint(
     return ()
 
 
-def _age(copy: Copy) -> tuple[int, float]:
-    return copy.info.attempt, copy.info.created_s
+def _choose_manifest(good: Sequence[Copy], nodes: Sequence[str]) -> str:
+    """Return the manifest of the newest attempt's copies, if they differ that of most nodes.
+
+    A fenced attempt may have written the same step. Within one attempt all copies are equal, unless
+    a node has another one of its own; of equally many, the copy on the earliest rank's node counts.
+    """
+    attempt = max(copy.info.attempt for copy in good)
+    newest = [copy for copy in good if copy.info.attempt == attempt]
+    counts = Counter(copy.info.manifest_sha256 for copy in newest)
+    order = {node: place for place, node in enumerate(nodes)}
+
+    def weight(copy: Copy) -> tuple[int, int]:
+        return counts[copy.info.manifest_sha256], -order.get(copy.node, len(order))
+
+    return max(newest, key=weight).info.manifest_sha256
 
 
 async def delete_copies(services: Services, copies: Sequence[Copy]) -> None:

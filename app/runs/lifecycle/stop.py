@@ -4,38 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from agents.contract.requests.attempts import ListAttempts, StopAttempt
-from agents.contract.requests.runs import DeleteRun
+from agents.contract.requests.runs import DeleteRun, HaltRun
 from app import errors
-from app.events import ACTIVE_STATES
+from app.events import ACTIVE_STATES, RunState
+from app.filelock import Holder
 from app.progress import OnMessage
-from app.runs.export_claims import refuse_exported
+from app.runs.export_claims import claim_deletion, list_exports
 from app.runs.lifecycle.election import close_parts
+from app.runs.lifecycle.launch_order import record_stop
 from app.runs.lifecycle.losses import cancel_recovery
 from app.runs.lifecycle.reconcile import reconcile_run
-from app.runs.nodes.attempt_status import active_attempts, ask_parts, stop_parts
+from app.runs.nodes.attempt_status import SILENT_WAIT_S, active_attempts, ask_parts, stop_parts
 from app.runs.nodes.node_pool import NodePool
 from app.runs.run import RunPart
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_duration, show_list
 
-# A launch starts an interpreter on every node, which takes a minute on a slow disk.
-LAUNCH_TIMEOUT_S = 180.0
+STARTER_S = 3.0
+"""Maximum wait for a process that launches the run to end its launch, in seconds."""
+HALT_S = 10.0
+"""Maximum wait for a node to refuse further launches, in seconds; one that is off takes longer."""
+EXPORT_S = 5.0
+"""Maximum wait for an export of the run to end, in seconds."""
 POLL_INTERVAL_S = 0.1
 REPORT_INTERVAL_S = 1.0
 # Errors of a node that cannot be asked; its part is ended when it answers again.
 _NO_ANSWER = (errors.NodeUnreachable, errors.HostKeyChanged, errors.HostKeyUnknown)
+_UNLAUNCHED: frozenset[RunState] = frozenset({"created", "launching"})
 
 
 async def stop_run(services: Services, run_id: str, report: OnMessage = lambda line: None) -> None:
     """Stop a run: the first call saves a checkpoint, a second call stops at once.
 
-    Returns once no process of the run is left on any node that answers. If no node answers, the
-    second call gives the run up: its processes are stopped when their node comes back.
+    A launch in progress is ended first, also one by another process, and if that is suspended. Then
+    every node refuses what was sent before, and ends the parts that it has. Returns once no process
+    of the run is left on any node that answers. If no node answers, the second call gives the run
+    up: its processes are stopped when their node comes back.
 
     Args:
         services: stores and nodes.
@@ -45,38 +56,207 @@ async def stop_run(services: Services, run_id: str, report: OnMessage = lambda l
     Raises:
         UserError: the run is not active and has no leftovers, or its nodes cannot be reached.
     """
-    is_cancelled = cancel_recovery(services, run_id)
     run = services.runs.get(run_id)
+    # First of all: whoever launches, resumes or exports the run sees it, and `again` is read in it.
+    record_stop(services, run_id)
+    starter = services.runs.find_starter(run_id)
+    exports = list_exports(services, run_id)
+    is_cancelled = cancel_recovery(services, run_id, has_starter=starter is not None)
     if is_cancelled:
         await close_parts(services, run)
-    if run.state not in ACTIVE_STATES:
-        await _stop_leftovers(services, run, is_needed=not is_cancelled)
+    is_active, again = run.state in ACTIVE_STATES, run.stop_asked
+    if is_active:
+        _ask_stop(services, run_id, again=again)
+    elif not (is_cancelled or starter or exports):
+        await _stop_leftovers(services, run)
         return
-    again = run.stop_asked
-    # Stored before the wait: `launch` reads it once all parts exist, and other masters repeat the
-    # stop to nodes that missed it.
+    everywhere = starter is not None or not is_active
+    halting = asyncio.create_task(_halt(services, run, everywhere=everywhere))
+    try:
+        if starter is not None:
+            starter = await _wait_for_starter(services, run_id, report)
+    finally:
+        # Connecting takes seconds, so the nodes were asked meanwhile.
+        halt = await halting
+    run = services.runs.get(run_id)
+    if everywhere:  # what the starter did until it ended
+        halt = await _halt(services, run, everywhere=True, silent=halt.silent)
+    grace_s = 0.0 if again else services.settings.number("stop_grace_s")
+    if run.state in _UNLAUNCHED:
+        grace_s = 0.0  # nothing has been trained
+    left = await _stop_active(services, run, halt.active, grace_s, report)
+    await _wait_for_exports(services, run_id, report)
+    if starter is not None:
+        _say_suspended(services, run_id, starter, report)
+    await _record_end(services, run_id, halt.silent, left, give_up=again)
+
+
+def _ask_stop(services: Services, run_id: str, *, again: bool) -> None:
+    # Other masters and later watches repeat the stop to nodes that missed it.
     services.runs.change(run_id, lambda old: replace(old, stop_asked=True))
     services.runs.add_event(
         run_id,
         "requested",
         "stop at once requested" if again else "stop requested, with a checkpoint",
     )
-    await _wait_for_launch(services, run_id)
-    run = services.runs.get(run_id)
-    services.runs.move(run_id, run.attempt, "stopping", "", "")
-    grace_s = 0.0 if again else services.settings.number("stop_grace_s")
+
+
+async def _wait_for_starter(services: Services, run_id: str, report: OnMessage) -> Holder | None:
+    """Wait until the process that launches the run has ended that; return it if it does not."""
+    deadline_s = time.monotonic() + STARTER_S
+    while (starter := services.runs.find_starter(run_id)) is not None:
+        if starter.is_suspended or time.monotonic() > deadline_s:
+            return starter
+        report(f"waiting for {starter} to end the launch")
+        await asyncio.sleep(POLL_INTERVAL_S)
+    return None
+
+
+def _say_suspended(services: Services, run_id: str, starter: Holder, report: OnMessage) -> None:
+    text = (
+        f"{starter} was launching the run and does not answer; it starts nothing any more. "
+        f"{starter.advice}."
+    )
+    report(text)
+    services.runs.add_event(run_id, "warning", text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Halt:
+    """Answers of the nodes to the request to start nothing of a run any more."""
+
+    active: Mapping[str, tuple[int, ...]]
+    """Attempts with processes on each node that answered."""
+    silent: Mapping[str, errors.RacklessError]
+    """Errors of the nodes that could not be asked."""
+
+
+async def _halt(
+    services: Services,
+    run: RunRecord,
+    *,
+    everywhere: bool,
+    silent: Mapping[str, errors.RacklessError] = MappingProxyType({}),
+) -> _Halt:
+    """Make the nodes of a run, or all nodes, refuse its known attempts; skip `silent` ones."""
+    known = [name for name in services.pool.names() if name not in silent]
+    own = [node for node in run.nodes if node in known]
+    names = list(dict.fromkeys([*own, *(known if everywhere else ())]))
+    # While a resume is in progress, the next number is the one that must not start.
+    newest = run.attempt + (run.state not in ACTIVE_STATES)
+    request = HaltRun(run_id=run.run_id, attempt=newest)
+    asked = {name: asyncio.create_task(_ask_halt(services, name, request)) for name in names}
+    if own:
+        await asyncio.wait([asked[node] for node in own], timeout=HALT_S)
+    # A resume may use other nodes, too; one of them that is off must not delay the stop.
+    if asked:
+        await asyncio.wait(asked.values(), timeout=SILENT_WAIT_S)
+    active: dict[str, tuple[int, ...]] = {}
+    missing = {node: silent.get(node) or _removed(node) for node in run.nodes if node not in known}
+    for node, task in asked.items():
+        answer = task.result() if task.done() else _no_answer(node)
+        task.cancel()
+        if isinstance(answer, errors.RacklessError):
+            missing[node] = answer
+        else:
+            active[node] = answer
+    return _Halt(active=active, silent={**silent, **missing})
+
+
+async def _ask_halt(
+    services: Services, node: str, request: HaltRun
+) -> tuple[int, ...] | errors.RacklessError:
+    try:
+        return (await services.pool.agent(node).ask(request)).active
+    except errors.RacklessError as error:
+        return error
+
+
+def _removed(node: str) -> errors.NodeUnreachable:
+    return errors.NodeUnreachable(f"node {node} was removed", "Add it again to stop its part.")
+
+
+def _no_answer(node: str) -> errors.NodeUnreachable:
+    return errors.NodeUnreachable(
+        f"{node} did not answer within {HALT_S:.0f} s", "Check that PC.", where=node
+    )
+
+
+async def _stop_active(
+    services: Services,
+    run: RunRecord,
+    active: Mapping[str, tuple[int, ...]],
+    grace_s: float,
+    report: OnMessage,
+) -> dict[str, errors.RacklessError]:
+    """Stop all attempts with processes; return the errors by node."""
+    parts = [(node, attempt) for node, attempts in active.items() for attempt in attempts]
+    if not parts:
+        return {}
+    if run.state in ACTIVE_STATES:
+        services.runs.move(run.run_id, run.attempt, "stopping", "", "")
+    closings = {
+        attempt: await asyncio.to_thread(services.key.sign_closing, run.run_id, attempt)
+        for attempt in {attempt for _, attempt in parts}
+    }
     async with _reporting(services.pool, run, grace_s, report):
-        left = await stop_parts(services.pool, run.nodes, run_id, run.attempt, grace_s)
-    silent = [node for node, error in left.items() if isinstance(error, errors.NodeUnreachable)]
+        answers = await asyncio.gather(
+            *(
+                # An attempt that another one has replaced has nothing to save.
+                stop_parts(
+                    services.pool,
+                    [node],
+                    run.run_id,
+                    attempt,
+                    grace_s if attempt >= run.attempt else 0.0,
+                    closing=closings[attempt],
+                )
+                for node, attempt in parts
+            )
+        )
+    return {node: error for answer in answers for node, error in answer.items()}
+
+
+async def _wait_for_exports(services: Services, run_id: str, report: OnMessage) -> None:
+    """Wait until the exports of the run have seen the stop."""
+    deadline_s = time.monotonic() + EXPORT_S
+    while (exports := list_exports(services, run_id)) and time.monotonic() < deadline_s:
+        report(f"waiting for an export of the run by {exports[0]} to end")
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+async def _record_end(
+    services: Services,
+    run_id: str,
+    silent: Mapping[str, errors.RacklessError],
+    left: Mapping[str, errors.RacklessError],
+    *,
+    give_up: bool,
+) -> None:
+    """Store the end of the run, or raise why it has not ended everywhere."""
+    run = services.runs.get(run_id)
     refused = [error for error in left.values() if not isinstance(error, errors.NodeUnreachable)]
-    await reconcile_run(services, run_id)
+    lost = [node for node in run.nodes if node in silent or node in left]
+    if run.state in _UNLAUNCHED and not lost:
+        # Not judged: a part that was never launched would look lost.
+        hint = f"Resume it: rackless runs resume {run_id}"
+        services.runs.move(run_id, run.attempt, "stopped", "stopped while it was launched", hint)
+    # Judged first, so that only a run that is still open is reported or given up.
+    with contextlib.suppress(errors.LockHeld):
+        await reconcile_run(services, run_id, silent=tuple(silent))
     # Again: the run may have lost a node just before the stop was stored.
     cancel_recovery(services, run_id)
-    # Judged first, so that only a run that is still open is reported or given up.
-    if len(silent) == len(run.nodes):
-        _handle_unreachable(services, run_id, silent, give_up=again)
-    elif refused and services.runs.get(run_id).state in ACTIVE_STATES:
+    run = services.runs.get(run_id)
+    if run.state not in ACTIVE_STATES:
+        return
+    if refused:
         raise refused[0]
+    if len(lost) == len(run.nodes):
+        _handle_unreachable(services, run_id, lost, give_up=give_up)
+    elif not lost:
+        # A process that was suspended while it launched the run still holds its claim, so nothing
+        # was judged; but every node has ended its part.
+        services.runs.move(run_id, run.attempt, "stopped", "", "")
 
 
 @contextlib.asynccontextmanager
@@ -116,12 +296,11 @@ def _describe_wait(part: RunPart) -> str:
     return f"{part.node}: {', '.join(ranks) or 'its processes end'}"
 
 
-async def _stop_leftovers(services: Services, run: RunRecord, *, is_needed: bool) -> None:
+async def _stop_leftovers(services: Services, run: RunRecord) -> None:
     """Stop leftovers of an ended run on all nodes.
 
     Raises:
-        UserError: `is_needed`, and the nodes that answer have no leftovers; or one cannot be
-            stopped.
+        UserError: the nodes that answer have no leftovers, or one cannot be stopped.
     """
     names = services.pool.names()
     answers = await asyncio.gather(*(_find_left(services, node, run.run_id) for node in names))
@@ -135,7 +314,7 @@ async def _stop_leftovers(services: Services, run: RunRecord, *, is_needed: bool
             if node in left:
                 raise left[node]
             stopped.append(node)
-    if stopped or not is_needed:
+    if stopped:
         return
     silent = [node for node, left in zip(names, answers, strict=True) if left is None]
     raise errors.UserError(
@@ -153,14 +332,6 @@ async def _find_left(services: Services, node: str, run_id: str) -> list[int] | 
     except errors.RacklessError:
         return None
     return [status.attempt for status in active_attempts(statuses) if status.run_id == run_id]
-
-
-async def _wait_for_launch(services: Services, run_id: str) -> None:
-    """Wait for a launch in progress: until its end some parts do not exist yet."""
-    for _ in range(int(LAUNCH_TIMEOUT_S / POLL_INTERVAL_S)):
-        if not services.is_launching(run_id):
-            return
-        await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def _handle_unreachable(
@@ -220,10 +391,9 @@ async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
             f"run {run_id} is {run.state} and cannot be deleted",
             f"Stop it first: rackless runs stop {run_id}",
         )
-    await asyncio.to_thread(refuse_exported, services, run_id)
     services.remove_link(run_id)
     # Marked as launching so that nothing in this process judges the run meanwhile.
-    with services.launching(run_id):
+    with claim_deletion(services, run_id), services.launching(run_id):
         names = services.pool.names()
         answers = await asyncio.gather(*(_delete_on(services, node, run) for node in names))
         _require_deleted(run_id, dict(zip(names, answers, strict=True)))

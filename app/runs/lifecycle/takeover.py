@@ -35,6 +35,7 @@ async def take_over_run(services: Services, run_id: str) -> None:
         raise UserError(f"run {run_id} is done; there is nothing to take over")
     if services.runs.is_ours(run):
         raise UserError(f"run {run_id} is this master's own", "There is nothing to take over.")
+    services.runs.require_trusted(run)
     there = [part.node for part in parts if part.status is not None]
     _require_most(run, there)
     answers = await asyncio.gather(*(_tell(services, run, node) for node in there))
@@ -59,8 +60,12 @@ def note_takeover(
     services: Services, run: RunRecord, statuses: Iterable[AttemptStatus]
 ) -> MasterIdentity | None:
     """Record that another master has taken the run over; return that master, if any."""
-    owners = [s.owner for s in statuses if s.run_id == run.run_id and s.attempt == run.attempt]
-    owner = next((one for one in owners if one is not None), None)
+    told: dict[MasterIdentity, set[str]] = {}
+    for s in statuses:
+        if s.run_id == run.run_id and s.attempt == run.attempt and s.owner is not None:
+            told.setdefault(s.owner, set()).add(s.node)
+    # A takeover is told to a majority, and one node alone may name any master.
+    owner = next((one for one, nodes in told.items() if is_majority(nodes, run.nodes)), None)
     if owner is None or owner == services.identity:
         return None
     # Recorded once: afterwards the run is no longer ours, and later reports change nothing.
@@ -89,7 +94,7 @@ def require_not_taken(
 
 
 def part_statuses(parts: Iterable[RunPart]) -> list[AttemptStatus]:
-    return [part.status for part in parts if part.status is not None]
+    return [replace(part.status, node=part.node) for part in parts if part.status is not None]
 
 
 def describe_master(services: Services, master: MasterIdentity) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from agents.contract.requests.attempts import ListAttempts, ReadAttempt, StopAttempt
 from agents.contract.run import AttemptStatus
@@ -65,6 +66,12 @@ async def list_attempts(
     return {node: attempts for node, attempts in found.items() if attempts is not None}
 
 
+def by_node(answers: Mapping[str, Iterable[AttemptStatus]]) -> list[AttemptStatus]:
+    """Return all attempts, each with the name that this master has for its node."""
+    # The name in an old intent may differ, and a node may name another one.
+    return [replace(status, node=node) for node, statuses in answers.items() for status in statuses]
+
+
 async def _list_on(pool: NodePool, node: str) -> tuple[AttemptStatus, ...] | None:
     try:
         return (await pool.agent(node).ask(ListAttempts())).attempts
@@ -80,28 +87,27 @@ async def stop_parts(
     grace_s: float,
     *,
     at_loss: bool = False,
+    closing: str = "",
 ) -> dict[str, RacklessError]:
     """Stop the parts on all `nodes` at once; return the errors by node.
 
-    With `at_loss`, ranks save the last completed step first, each node for itself.
+    With `at_loss`, ranks save the last completed step first, each node for itself. With `closing`,
+    the signature of a user's stop, nodes that miss it learn of it from the others.
     """
     names = tuple(nodes)
-    answers = await asyncio.gather(
-        *(_stop_part(pool, node, run_id, attempt, grace_s, at_loss=at_loss) for node in names)
+    request = StopAttempt(
+        run_id=run_id, attempt=attempt, grace_s=grace_s, at_loss=at_loss, closing=closing
     )
+    answers = await asyncio.gather(*(_stop_part(pool, node, request) for node in names))
     return {n: error for n, error in zip(names, answers, strict=True) if error is not None}
 
 
-async def _stop_part(
-    pool: NodePool, node: str, run_id: str, attempt: int, grace_s: float, *, at_loss: bool
-) -> RacklessError | None:
+async def _stop_part(pool: NodePool, node: str, request: StopAttempt) -> RacklessError | None:
     # `agent` would raise UserError, which callers would take for the node's refusal.
     if node not in pool.names():
         return NodeUnreachable(f"node {node} was removed", "Add it again to stop its part.")
     try:
-        await pool.agent(node).ask(
-            StopAttempt(run_id=run_id, attempt=attempt, grace_s=grace_s, at_loss=at_loss)
-        )
+        await pool.agent(node).ask(request)
     except RacklessError as error:
         return error
     return None

@@ -97,10 +97,15 @@ class FleetPool:
         await fetch(self._fleet.client(name), path, target, expected=expected)
 
     async def copy(
-        self, source: str, targets: Sequence[str], path: str, progress: OnTransfers | None = None
+        self,
+        source: str,
+        targets: Sequence[str],
+        path: str,
+        progress: OnTransfers | None = None,
+        expected: Mapping[str, int] | None = None,
     ) -> tuple[str, ...]:
         from app.nodes.files.transfer import copy
 
         clients = [self._fleet.client(target) for target in targets]
         giver = self._fleet.client(source)
-        return await copy(giver, clients, path, self._rates(), progress)
+        return await copy(giver, clients, path, self._rates(), progress, expected)

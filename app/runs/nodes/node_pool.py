@@ -90,9 +90,21 @@ class NodePool(Protocol):
         ...
 
     async def copy(
-        self, source: str, targets: Sequence[str], path: str, progress: OnTransfers | None = None
+        self,
+        source: str,
+        targets: Sequence[str],
+        path: str,
+        progress: OnTransfers | None = None,
+        expected: Mapping[str, int] | None = None,
     ) -> tuple[str, ...]:
         """Copy a folder below the agent's home from one node to others, verified by hash.
+
+        Args:
+            source: name of the node that has it.
+            targets: names of the nodes that get it.
+            path: path below the agents' homes.
+            progress: callback with the progress of each node.
+            expected: files that may be in it with their sizes in bytes; None for all of them.
 
         Returns:
             Problems that the user may want to solve, as sentences.

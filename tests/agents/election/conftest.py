@@ -15,10 +15,15 @@ from typing import Any
 
 import pytest
 
+from agents.contract.mandate import AttemptProof, Mandate, checkpoint_bytes, sign_mandate
 from agents.contract.run import AttemptIntent, AttemptStatus, ElectionPlan, RankPlacement
 from agents.contract.run_layout import ELECTION_FILE
+from agents.contract.signatures import make_seed, public_key, sign
 from agents.contract.spec import CheckpointSpec, DataSpec, RunSpec
 from agents.contract.wire import to_wire
+from agents.election.channel import Peer
+from agents.election.member import Member
+from agents.node.checkpoints import hash_entries
 from agents.node.files import describe_file
 from agents.node.manifest import write_manifest
 from agents.node.probes import choose_port
@@ -41,11 +46,16 @@ class Nodes:
     folder: Path
     names: tuple[str, ...]
     patience_s: float = 1.0
+    confirm_s: float = 20.0
     credential: str = field(default_factory=make_credential)
     plan: dict[str, Any] = field(default_factory=dict)
     environ: dict[str, str] = field(default_factory=dict)
     behaviour: str = "train_together"
     """What the fake ranks do."""
+    is_signed: bool = True
+    """False: a master of an earlier version launches, so that nodes have no keys of their own."""
+    master_seed: str = field(default_factory=make_seed)
+    seeds: dict[str, str] = field(default_factory=dict)
 
     def home(self, name: str) -> Home:
         return Home(self.folder / name)
@@ -60,6 +70,43 @@ class Nodes:
     def cut(self) -> Path:
         """A file that ends all ranks, as the loss of another rank does."""
         return self.folder / "cut"
+
+    def __post_init__(self) -> None:
+        self.seeds = {name: make_seed() for name in self.names}
+
+    def member(self, name: str, number: int = 1) -> Member | None:
+        """Return the signer of a node, as a program on it has it."""
+        if not self.is_signed:
+            return None
+        keys = {node: public_key(seed) for node, seed in self.seeds.items()}
+        return Member(RUN, number, name, self.seeds[name], keys)
+
+    def peer(self, sender: str, receiver: str, number: int = 1) -> Peer:
+        """Return `receiver` as `sender` asks it."""
+        intent = self.attempt(receiver, number).read_intent()
+        assert intent is not None
+        assert intent.election is not None
+        place = intent.address, intent.election.ports[receiver]
+        return Peer(receiver, *place, self.credential, self.member(sender, number))
+
+    def sign_as_master(self, message: bytes) -> str:
+        return sign(self.master_seed, message)
+
+    def prove(self, intent: AttemptIntent) -> AttemptIntent:
+        """Return the intent with the proof of its master and the key of its node."""
+        if not self.is_signed:
+            return intent
+        mandate = Mandate(
+            run_id=RUN,
+            attempt=intent.attempt,
+            spec=intent.spec,
+            places=tuple((place.node, place.device_id) for place in intent.ranks),
+            node_keys={node: public_key(seed) for node, seed in self.seeds.items()},
+        )
+        signed = sign_mandate(mandate, public_key(self.master_seed), self.sign_as_master)
+        return replace(
+            intent, proof=AttemptProof(mandate=signed), node_seed=self.seeds[intent.node]
+        )
 
     def intents(self) -> list[AttemptIntent]:
         python = self.folder / "fake-python"
@@ -98,30 +145,39 @@ class Nodes:
                 **self.environ,
             },
             addresses=addresses,
-            confirm_s=20.0,
+            confirm_s=self.confirm_s,
             election=plan,
         )
-        return [replace(first, node=n, address=addresses[n]) for n in self.names]
+        return [self.prove(replace(first, node=n, address=addresses[n])) for n in self.names]
 
-    def launch(self) -> None:
-        """Launch attempt 1 on all nodes, as a master does that then goes away."""
+    def launch(self, least_step: int = 2) -> None:
+        """Launch attempt 1 on all nodes, as a master does that then goes away; await a step."""
         for intent in self.intents():
             for folder in (self.home(intent.node).leases, self.home(intent.node).runs):
                 folder.mkdir(parents=True)
             launch(self.home(intent.node), intent)
+            confirm(self.attempt(intent.node, 1), is_final=True)
         for name in self.names:
-            confirm(self.attempt(name, 1), is_final=True)
-        for name in self.names:
-            self.wait(name, 1, lambda status: any((rank.step or 0) >= 2 for rank in status.ranks))
+            self.wait(
+                name, 1, lambda status: any((rank.step or 0) >= least_step for rank in status.ranks)
+            )
 
-    def add_checkpoint(self, name: str, step: int) -> None:
-        """Save a checkpoint as the trainer does."""
+    def add_checkpoint(
+        self, name: str, step: int, *, writer: str = "", content: str = "", attempt: int = 1
+    ) -> Path:
+        """Save a checkpoint as the trainer does; `writer` is the node that wrote it."""
         folder = self.home(name).checkpoints(RUN) / f"step-{step:08d}"
         folder.mkdir(parents=True)
-        (folder / "state.json").write_text(json.dumps({"step": step}))
-        files = [to_wire(describe_file(folder, folder / "state.json"))]
-        about = {"run_id": RUN, "attempt": 1, "step": step, "created_s": 1.0, "files": files}
+        (folder / "state.json").write_text(content or json.dumps({"step": step}))
+        entries = [describe_file(folder, folder / "state.json")]
+        about = {"run_id": RUN, "attempt": attempt, "step": step, "created_s": 1.0}
+        about["files"] = to_wire(entries)
+        if self.is_signed:
+            about["node"] = node = writer or name
+            message = checkpoint_bytes(RUN, attempt, step, hash_entries(entries), node)
+            about["signature"] = sign(self.seeds[node], message)
         write_manifest(folder, about)
+        return folder
 
     def lose(self, *names: str) -> None:
         """Let nodes lose power; the ranks of the others fail for that."""

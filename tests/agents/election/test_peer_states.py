@@ -65,7 +65,8 @@ def test_a_silent_node_delays_no_answer_and_is_silent_once_it_had_its_time(peers
 def test_the_others_go_on_without_a_node_only_once_it_is_silent(monkeypatch) -> None:
     nodes = ("a", "b", "c")
     own = NodeState(node="a", part="active", waits=True, step=7)
-    part = SimpleNamespace(node="a", nodes=nodes, attempt=SimpleNamespace(number=1, file=Path))
+    attempt = SimpleNamespace(number=1, file=Path)
+    part = SimpleNamespace(node="a", nodes=nodes, attempt=attempt, beliefs=None)
     answers, did = Answers({}, frozenset()), []
     others = SimpleNamespace(look=lambda patience_s: answers, forget=lambda: None)
     monkeypatch.setattr(regrouping, "read_regroup", lambda attempt: None)

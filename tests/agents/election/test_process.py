@@ -12,6 +12,8 @@ from dataclasses import replace
 
 import pytest
 
+from agents.contract.election import Closing
+from agents.contract.mandate import closing_bytes
 from agents.contract.run import AttemptIntent, AttemptLoss
 from agents.contract.run_layout import CLOSED_FILE, INTENT_FILE
 from agents.contract.wire import to_wire
@@ -29,8 +31,14 @@ from tests.agents.election.conftest import RUN, Nodes
 from tests.agents.supervisor.conftest import kill_supervisor
 
 
-def test_two_of_three_nodes_go_on_and_the_third_finds_nothing_to_start(nodes: Nodes) -> None:
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_two_of_three_nodes_go_on_and_the_third_finds_nothing_to_start(
+    nodes: Nodes, is_signed: bool
+) -> None:
+    nodes.is_signed = is_signed
     nodes.launch()
+    for name in "abc":
+        nodes.wait(name, 1, lambda status: any((rank.step or 0) >= 60 for rank in status.ranks))
     for name, step in (("a", 20), ("b", 20), ("b", 40), ("b", 60), ("c", 20)):
         nodes.add_checkpoint(name, step)
     damaged = nodes.home("b").checkpoints("run-1") / "step-00000060" / "state.json"
@@ -58,7 +66,7 @@ def test_two_of_three_nodes_go_on_and_the_third_finds_nothing_to_start(nodes: No
 
 
 def test_the_rank_that_was_killed_is_named_and_not_those_that_lost_it(nodes: Nodes) -> None:
-    nodes.launch()
+    nodes.launch(least_step=20)
     for name in nodes.names:
         nodes.add_checkpoint(name, 20)
     (rank,) = read_status(nodes.attempt("c", 1)).ranks
@@ -77,6 +85,26 @@ def test_the_rank_that_was_killed_is_named_and_not_those_that_lost_it(nodes: Nod
     assert plan.reason == f"{loss.reason}; no master asked for 1 s"
 
 
+def test_ranks_that_load_end_when_a_part_elsewhere_has_ended_and_all_start_again(
+    nodes: Nodes,
+) -> None:
+    """They would wait in the rendezvous, and no master is there to stop them."""
+    nodes.behaviour = "load"
+    nodes.launch(least_step=0)
+    status = nodes.wait("c", 1, lambda status: any(rank.phase for rank in status.ranks))
+    (rank,) = status.ranks
+    assert rank.pid is not None
+    os.kill(rank.pid, signal.SIGKILL)
+    for name in ("a", "b"):
+        ended = nodes.wait(name, 1, lambda status: status.state == "failed")
+        assert ended.peer_lost
+        assert ended.message.startswith("The part of node c has ended: Rank 2 on node c (cpu) was")
+        assert "SIGKILL" in ended.message
+        assert "in phase loading" in ended.message
+    found = nodes.wait("b", 2, lambda status: status.is_confirmed and status.state == "running")
+    assert len(found.all_ranks) == 3
+
+
 def test_a_minority_parks(nodes: Nodes) -> None:
     nodes.launch()
     nodes.lose("a", "b")
@@ -92,7 +120,8 @@ def test_a_master_that_asks_a_stop_and_a_closed_loss_keep_nodes_from_starting(no
         keep(nodes.attempt("b", 1))
         time.sleep(0.5)
     assert not nodes.attempt("b", 2).folder.exists(), "one node with a master holds both back"
-    close(nodes.attempt("c", 1), "a person stopped it")
+    word = nodes.sign_as_master(closing_bytes(RUN, 1))
+    close(nodes.attempt("c", 1), "a person stopped it", Closing(signature=word))
     nodes.wait_gone("b", "c")
     assert not nodes.attempt("b", 2).folder.exists()
 
@@ -128,7 +157,7 @@ def test_who_has_another_credential_or_none_gets_no_answer(nodes: Nodes) -> None
     intent = nodes.attempt("a", 1).read_intent()
     assert intent is not None
     assert intent.election is not None
-    ours = Peer("a", intent.address, intent.election.ports["a"], nodes.credential)
+    ours = nodes.peer("b", "a")
     assert ours.ask("state")["part"] == "active"
     assert ours.ask("claim", attempt=2)["is_granted"] is False, "while its ranks live"
     with pytest.raises(PeerError, match="no request"):
@@ -157,19 +186,23 @@ def test_a_node_that_launches_last_answers_until_it_is_confirmed(nodes: Nodes) -
         write_intent(nodes.attempt(name, 1), intents[name])
     first = Part(nodes.attempt("b", 1), intents["b"])
     assert claim_attempt(nodes.home("b"), RUN, 2, replaces=1).is_granted
-    write_intent(nodes.attempt("b", 2), replace(intents["b"], attempt=2))
+    write_intent(nodes.attempt("b", 2), nodes.prove(replace(intents["b"], attempt=2)))
     assert first.state().part == "closed", "it has launched its own part"
     ports = first.plan.ports
-    listener = Listener(nodes.address("b"), ports["b"], nodes.credential, first.answer)
+    listener = Listener(
+        nodes.address("b"), ports["b"], nodes.credential, first.answer, first.member
+    )
     # The last one has granted the number, and its part is still to be launched.
-    assert claim_attempt(nodes.home("c"), RUN, 2, replaces=1).is_granted
     last = Part(nodes.attempt("c", 1), intents["c"])
     assert last.state().part == "lost"
+    time.sleep(0.2)  # no master asks
+    assert last.state().is_ready
+    assert last.ask("claim", {"attempt": 2}, "b")["is_granted"]
     watch = threading.Thread(target=ElectionWatch(last).run)
     watch.start()
-    peer = Peer("c", nodes.address("c"), ports["c"], nodes.credential)
+    peer = Peer("c", nodes.address("c"), ports["c"], nodes.credential, nodes.member("b"))
     time.sleep(1.5)
-    write_intent(nodes.attempt("c", 2), replace(intents["c"], attempt=2))
+    write_intent(nodes.attempt("c", 2), nodes.prove(replace(intents["c"], attempt=2)))
     time.sleep(0.5)
     assert peer.ask("confirm", attempt=2) == {}
     watch.join(5.0)

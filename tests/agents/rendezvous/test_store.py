@@ -17,7 +17,7 @@ import pytest
 from agents.errors import ExpectedError
 from agents.rendezvous.client import StoreClient, StoreError, StoreTimeout
 from agents.rendezvous.host import start_store
-from agents.rendezvous.server import MAX_CONNECTIONS
+from agents.rendezvous.server import MAX_CONNECTIONS, MAX_PER_ADDRESS
 from app.nodes.credential import make_credential
 from tests.agents.trainer.ranks import free_port
 from tests.draws import random_bytes
@@ -230,3 +230,40 @@ def test_ipv6_works_too(credential: str) -> None:
     assert client.add("a", 1) == 1
     client.close()
     host.close()
+
+
+def test_any_number_of_idle_callers_keeps_no_rank_out(port: int, credential: str) -> None:
+    idle = [socket.create_connection((HOME, port), 5) for _ in range(300)]
+    late = StoreClient(HOME, port, credential)
+    late.connect(10.0)
+    late.set("a", b"1")
+    # The first ones gave their places to the last ones.
+    idle[0].settimeout(20)
+    with contextlib.suppress(ConnectionResetError):
+        assert idle[0].recv(1) == b""
+    assert late.check(["a"])
+    late.close()
+    for caller in idle:
+        caller.close()
+
+
+def test_one_node_cannot_take_all_places_of_the_ranks(port: int, credential: str) -> None:
+    from agents.rendezvous.credential import make_client_context
+
+    context = make_client_context(credential)
+    taken: list[socket.socket] = []
+    for _ in range(MAX_PER_ADDRESS + 5):
+        plain = socket.create_connection((HOME, port), 5, ("127.0.0.9", 0))
+        member = context.wrap_socket(plain)
+        # Each handshake is complete before the next one begins.
+        with contextlib.suppress(OSError):
+            member.sendall(b'{"kind": "count"}\n')
+            if member.recv(100):
+                taken.append(member)
+    assert len(taken) == MAX_PER_ADDRESS
+    other = StoreClient(HOME, port, credential)
+    other.connect(10.0)
+    assert other.count() == 0
+    other.close()
+    for member in taken:
+        member.close()

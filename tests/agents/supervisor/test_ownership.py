@@ -22,7 +22,7 @@ from agents.supervisor.ownership import (
     keep_all_owned,
     keep_owned,
 )
-from agents.supervisor.stalls import read_process_state
+from agents.supervisor.process_signs import read_process_state
 from agents.supervisor.stop import stop
 from agents.supervisor.sweep import find_processes
 from tests.agents.supervisor.conftest import Node, kill_supervisor

@@ -10,13 +10,17 @@ from dataclasses import replace
 
 import pytest
 
+from agents.contract import run_layout
 from agents.supervisor import outages
-from agents.supervisor.attempt import read_status
+from agents.supervisor.attempt import AttemptFolder, read_status
+from agents.supervisor.launch import launch
 from agents.supervisor.outages import find_silent_peers
 from agents.supervisor.verdict import AttemptOutcome, name_lost_nodes
 from tests.agents.supervisor.conftest import Node
 
 DEAD = "127.0.0.9"
+NOWHERE = "224.0.0.1"
+"""A multicast address, to which no connection can be made."""
 
 
 @pytest.fixture
@@ -42,6 +46,29 @@ def test_only_the_node_without_any_answer_is_silent(node: Node, dead_port: int) 
     with socket.create_server(("127.0.0.4", 0)) as taker:
         intent = replace(intent, master_port=taker.getsockname()[1])
         assert find_silent_peers(replace(intent, addresses={"d": "127.0.0.4"})) == ()
+
+
+def test_node_that_is_gone_while_ranks_load_ends_them_within_its_timeout(node: Node) -> None:
+    intent = node.intent("load", elsewhere=1)
+    changes = {"addresses": {"b": NOWHERE}, "outage_s": 2.0}
+    launch(node.home, replace(intent, **changes))  # type: ignore[arg-type]
+    ended = node.wait_end(AttemptFolder(node.home, intent.run_id, intent.attempt), 25.0)
+    assert (ended.state, ended.cause, ended.peer_lost) == ("failed", "peer_lost", True)
+    assert ended.lost_nodes == ("b",)
+    assert ended.message.startswith("Node b has not answered for ")
+    assert ended.message.endswith("while the ranks on node a load (rank 0 in phase loading).")
+
+
+def test_part_that_has_ended_elsewhere_ends_ranks_that_load(node: Node) -> None:
+    intent = node.intent("load", elsewhere=1)
+    launch(node.home, intent)
+    attempt = AttemptFolder(node.home, intent.run_id, intent.attempt)
+    node.wait(attempt, lambda status: any(rank.phase for rank in status.ranks))
+    ended = {"node": "b", "reason": "Rank 1 on node b (cpu) was ended by SIGKILL."}
+    attempt.file(run_layout.ENDED_PEER_FILE).write_text(json.dumps(ended))
+    status = node.wait_end(attempt)
+    assert (status.state, status.cause, status.peer_lost) == ("failed", "peer_lost", True)
+    assert status.message == f"The part of node b has ended: {ended['reason']}"
 
 
 def test_master_of_an_earlier_version_named_no_addresses(node: Node) -> None:

@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from agents.state import Identity, boot_id
+from agents.supervisor import process_signs, stalls
 from agents.supervisor.attempt import AttemptFolder
+from agents.supervisor.process_signs import Usage, is_frozen, read_process_state, read_usage
 from agents.supervisor.ranks import RankProcess
-from agents.supervisor.stalls import StallWatch, read_cpu_s
-from agents.supervisor.verdict import judge_stall
+from agents.supervisor.stalls import StallWatch
+from agents.supervisor.verdict import describe_stall, judge_stall
 from tests.agents.supervisor.conftest import Node
 
 
@@ -122,8 +125,37 @@ def test_usual_silence_is_known_after_five_steps_of_one_look(node: Node, ranks: 
     assert found.maybe_remote
 
 
+class Kernel:
+    """What the kernel says of all ranks; each reading adds what they use per reading."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cpu_s = self.io_bytes = self.disk_bytes = 0
+        self.states = "S"
+        self._sums = [0.0, 0, 0]
+        monkeypatch.setattr(stalls, "read_usage", self._read)
+
+    def _read(self, pid: int) -> Usage:
+        used = (self.cpu_s, self.io_bytes, self.disk_bytes)
+        self._sums = [one + more for one, more in zip(self._sums, used, strict=True)]
+        cpu_s, io_bytes, disk_bytes = self._sums
+        return Usage(
+            cpu_s=cpu_s,
+            io_bytes=int(io_bytes),
+            disk_bytes=int(disk_bytes),
+            states=frozenset(self.states),
+        )
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    return Kernel(monkeypatch)
+
+
 @pytest.mark.parametrize("phase", ["saving", "evaluating"])
-def test_loading_and_saving_may_take_ten_minutes(node: Node, ranks: Ranks, phase: str) -> None:
+def test_loading_and_saving_may_take_ten_minutes(
+    node: Node, ranks: Ranks, kernel: Kernel, phase: str
+) -> None:
+    kernel.io_bytes = 1 << 20  # no thread may write the heartbeat while a library is mapped
     watch = StallWatch(ranks.all, node.intent("train", "train"))
     assert look_on(watch, 1000.0, 1599.0) is None  # no heartbeat at all yet
     ranks.beat(1600.0, (9, 9), phase)
@@ -176,7 +208,10 @@ def test_ended_rank_cannot_stall(node: Node, ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"step": "x"}', '{"monotonic_s": "1e9"}'])
-def test_broken_heartbeat_counts_as_none(node: Node, ranks: Ranks, text: str) -> None:
+def test_broken_heartbeat_counts_as_none(
+    node: Node, ranks: Ranks, kernel: Kernel, text: str
+) -> None:
+    kernel.states = "R"
     for rank in range(2):
         (ranks.folder / f"rank-{rank}.heartbeat").write_text(text)
     watch = StallWatch(ranks.all, node.intent("train", "train"))
@@ -211,7 +246,7 @@ def test_rank_that_computes_gets_a_minute(
     watch = StallWatch(ranks.all, node.intent("train", "train"))
     last_s = train_steadily(watch, ranks)
     used = iter(range(1000))
-    monkeypatch.setattr("agents.supervisor.stalls.read_cpu_s", lambda pid: float(next(used)))
+    monkeypatch.setattr(stalls, "read_usage", lambda pid: Usage(cpu_s=float(next(used))))
     assert look_on(watch, last_s + 1.0, last_s + 100.0) == last_s + 60.5
     assert watch.find_standstill(last_s + 60.5) is not None
 
@@ -273,8 +308,8 @@ def test_long_step_among_the_last_ones_gives_more_time(node: Node, ranks: Ranks)
 def test_cpu_time_of_a_rank_counts_what_its_children_use() -> None:
     code = (
         "import subprocess, sys\n"
-        "subprocess.run([sys.executable, '-c', 'import time; e = time.monotonic() + 0.5\\n"
-        "while time.monotonic() < e: pass\\nprint(1, flush=True); time.sleep(30)'])\n"
+        "subprocess.run([sys.executable, '-c', 'import time; e = time.process_time() + 0.5\\n"
+        "while time.process_time() < e: pass\\nprint(1, flush=True); time.sleep(30)'])\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE
@@ -282,7 +317,165 @@ def test_cpu_time_of_a_rank_counts_what_its_children_use() -> None:
     try:
         assert process.stdout is not None
         process.stdout.readline()
-        assert read_cpu_s(process.pid) >= 0.2
+        assert read_usage(process.pid).cpu_s >= 0.2
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+PHASES = ["loading", "tokenizing", "weights", "compiling", "warmup", "saving", "evaluating"]
+
+
+def load(
+    watch: StallWatch, ranks: Ranks, phase: str, begin_s: int, end_s: int, **more: float
+) -> None:
+    """Let a thread of both ranks write heartbeats in a phase, as the clock moves on."""
+    for at_s in range(begin_s, end_s):
+        ranks.beat(float(at_s), (3, 3), phase, **more)
+        assert watch.check(float(at_s)) is None, at_s
+        assert watch.check(at_s + 0.5) is None, at_s
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_rank_without_a_sign_of_work_is_named_in_any_phase_though_its_thread_beats(
+    node: Node, ranks: Ranks, kernel: Kernel, phase: str
+) -> None:
+    intent = node.intent("train", "train", elsewhere=1)
+    watch = StallWatch(ranks.all, intent)
+    load(watch, ranks, phase, 1010, 1020)
+    assert watch.find_standstill(1019.5) is None
+    load(watch, ranks, phase, 1020, 1023)
+    stall = watch.find_standstill(1022.5)
+    assert stall is not None
+    assert describe_stall(stall, intent, ("b",), has_ended=False) == (
+        f"Rank 0 on node a (cpu) has stood still for 12 s in phase {phase} after step 3. "
+        "It neither computes nor reads or writes."
+    )
+    load(watch, ranks, phase, 1023, 1070)
+    ranks.beat(1070.5, (3, 3), phase)
+    ended = watch.check(1070.5)
+    assert ended is not None
+    assert not judge_stall(ended, intent).peer_lost, "no other node is to blame"
+
+
+@pytest.mark.parametrize(
+    "works",
+    [
+        {"cpu_s": 0.2},
+        {"io_bytes": 100 << 10},
+        {"states": "RS"},
+        {"states": "DS", "disk_bytes": 100 << 10},
+    ],
+    ids=["computes", "slow disk", "busy PC", "syncs"],
+)
+def test_slow_work_is_no_hang(
+    node: Node, ranks: Ranks, kernel: Kernel, works: dict[str, object]
+) -> None:
+    for name, value in works.items():
+        setattr(kernel, name, value)
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    load(watch, ranks, "weights", 1010, 1510)
+    assert watch.find_standstill(1509.5) is None
+
+
+@pytest.mark.parametrize(("states", "disk_bytes"), [("DS", 0), ("D", 1 << 30)])
+def test_a_disk_that_does_not_answer_is_named_though_other_programs_use_theirs(
+    node: Node, ranks: Ranks, kernel: Kernel, states: str, disk_bytes: int
+) -> None:
+    kernel.states, kernel.disk_bytes = states, disk_bytes
+    intent = node.intent("train", "train", elsewhere=1)
+    watch = StallWatch(ranks.all, intent)
+    load(watch, ranks, "saving", 1010, 1023)
+    stall = watch.find_standstill(1022.5)
+    assert stall is not None
+    assert "disk or the GPU driver does not answer" in describe_stall(stall, intent)
+
+
+@pytest.mark.parametrize(
+    ("phase", "more"),
+    [("loading", {"waits_since_s": 1000.0}), ("evaluating", {"waits_since_s": 1000.0}),
+     ("cooling", {}), ("paused", {})],
+)  # fmt: skip
+def test_a_rank_that_waits_for_others_is_no_hang(
+    node: Node, ranks: Ranks, kernel: Kernel, phase: str, more: dict[str, float]
+) -> None:
+    watch = StallWatch(ranks.all, node.intent("train", "train", elsewhere=1))
+    load(watch, ranks, phase, 1010, 1510, **more)
+    assert watch.find_standstill(1509.5) is None
+    assert (watch.measure_wait(1509.5) > 500.0) == bool(more)
+
+
+def test_work_that_says_so_needs_no_resources(node: Node, ranks: Ranks, kernel: Kernel) -> None:
+    """It may wait for a lock that another run holds, or for its GPU."""
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    for sign in range(100):
+        at_s = 1010.0 + 5 * sign
+        ranks.beat(at_s, (0, 0), "loading", num_signs=sign)
+        assert look_on(watch, at_s, at_s + 5.0) is None
+        assert watch.find_standstill(at_s + 5.0) is None
+
+
+@pytest.mark.parametrize("phase", ["starting", *PHASES, "training"])
+def test_stopped_rank_is_named_within_two_seconds_in_any_phase(
+    node: Node, ranks: Ranks, kernel: Kernel, phase: str
+) -> None:
+    kernel.cpu_s = 1  # a process of its session may still work
+    intent = node.intent("train", "train", elsewhere=1)
+    watch = StallWatch(ranks.all, intent)
+    ranks.beat(1010.0, (0, 0), phase)
+    assert watch.check(1010.0) is None
+    ranks.processes[1].send_signal(signal.SIGSTOP)
+    while read_process_state(ranks.processes[1].pid) != "T":
+        pass
+    for at_s in (1010.5, 1011.0, 1011.5):
+        assert watch.check(at_s) is None
+    stall = watch.find_standstill(1011.5)
+    assert stall is not None
+    assert (stall.rank.rank, stall.process_state, stall.maybe_remote) == (1, "T", False)
+    ended_s = look_on(watch, 1012.0, 1100.0)
+    assert ended_s is not None
+    assert ended_s <= 1021.0
+
+
+@pytest.mark.parametrize(
+    ("listed", "file", "text"),
+    [
+        ("0::/user/rank", "user/rank/cgroup.events", "populated 1\nfrozen 1\n"),
+        ("0::/rank", "unified/rank/cgroup.events", "frozen 1\n"),
+        ("7:freezer:/rank", "freezer/rank/freezer.state", "FROZEN\n"),
+    ],
+)
+def test_frozen_control_group_is_recognized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, file: str, text: str
+) -> None:
+    monkeypatch.setattr(process_signs, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(process_signs, "CGROUPS", tmp_path / "cgroup")
+    process, group = tmp_path / "proc" / "5", (tmp_path / "cgroup" / file)
+    for folder in (process, group.parent):
+        folder.mkdir(parents=True)
+    (process / "cgroup").write_text(f"4:memory:/x\n{listed}\n")
+    (process / "stat").write_text("5 (python (x)) S 1 5 5 0")
+    group.write_text(text)
+    assert is_frozen(5)
+    assert read_process_state(5) == "F"
+    group.write_text(text.replace("frozen 1", "frozen 0").replace("FROZEN", "THAWED"))
+    assert read_process_state(5) == "S"
+
+
+def test_frozen_rank_is_named_and_ended_like_a_stopped_one(
+    node: Node, ranks: Ranks, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = ranks.processes[1].pid
+    states = {frozen: "F"}
+    monkeypatch.setattr(stalls, "read_process_state", lambda pid: states.get(pid, "S"))
+    intent = node.intent("train", "train", elsewhere=1)
+    watch = StallWatch(ranks.all, intent)
+    ranks.beat(1010.0, (0, 0), "loading")
+    for at_s in (1010.0, 1010.5, 1011.0):
+        assert watch.check(at_s) is None
+    stall = watch.find_standstill(1011.0)
+    assert stall is not None
+    assert describe_stall(stall, intent).endswith(
+        "in phase loading after step 0. The process is frozen: its control group was paused."
+    )
+    assert look_on(watch, 1011.5, 1100.0) == 1020.5

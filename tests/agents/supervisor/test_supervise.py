@@ -335,6 +335,22 @@ def test_stopped_process_is_named_at_once_and_goes_on_when_it_is_continued(node:
     assert node.wait(attempt, lambda status: not status.message).state == "running"
 
 
+def test_rank_stopped_while_it_imports_is_named_at_once_and_ends_the_attempt(node: Node) -> None:
+    attempt = node.launch("import", "load")
+    status = node.wait(attempt, lambda status: [r.phase for r in status.ranks][:1] == ["starting"])
+    pid = status.ranks[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    status = node.wait(attempt, lambda status: bool(status.message))
+    assert status.message.startswith("Rank 0 on node a (cpu) has stood still for ")
+    assert status.message.endswith(
+        "phase starting after step 0. The process was stopped (SIGSTOP)."
+    )
+    ended = node.wait_end(attempt, 25.0)
+    assert (ended.state, ended.cause, ended.peer_lost) == ("failed", "stalled", False)
+    assert ended.message.startswith("Rank 0 on node a (cpu) stood still for ")
+
+
 def test_stop_continues_a_stopped_process_so_that_it_can_save(node: Node) -> None:
     attempt = node.launch("train", "train")
     status = node.wait_step(attempt)

@@ -52,6 +52,9 @@ def test_unkillable_process_is_reported_and_not_waited_for_without_end(
     text = describe_unkillable(left, "a")
     assert f"Process {os.getpid()} (" in text
     assert "on node a cannot be killed" in text
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "is_frozen", lambda pid: True)
+        assert describe_unkillable(left, "a").endswith("ends only once that group is thawed.")
     hangs = AttemptOutcome(state="failed", message="It hangs.", cause="stalled", lost_nodes=("b",))
     named = name_stuck(hangs, left, "a")
     assert named == replace(hangs, message=f"It hangs. {text}", hint="Restart that PC")

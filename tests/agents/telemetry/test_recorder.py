@@ -14,8 +14,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from agents.node.facts import find_recorder as find_any_recorder
 from agents.node.facts import read_gpus
-from agents.state import Home, Identity, archive_path, identity_from, open_home, read_json
+from agents.state import (
+    Home,
+    Identity,
+    archive_path,
+    identity_from,
+    open_home,
+    read_json,
+    take_lock,
+    write_json,
+)
 from agents.telemetry import lease
 from agents.telemetry import recorder as module
 from agents.telemetry.gpu import GpuReader
@@ -129,6 +139,33 @@ def test_missing_recorder_is_said(home: Home, monkeypatch: pytest.MonkeyPatch) -
     assert cards == ()
     assert problem is not None
     assert "recorder did not start" in problem
+
+
+def test_recorder_of_another_pc_is_told_at_once(home: Home) -> None:
+    """With one folder on two PCs, the lock is held, and no process here has that identity."""
+    lock = os.open(home.telemetry / "recorder.lock", os.O_RDWR | os.O_CREAT)
+    assert take_lock(lock, 0.0)
+    identity = {"pid": os.getpid(), "start_ticks": 1, "boot_id": "of another PC"}
+    write_json(home.telemetry / "recorder.json", {**identity, "gpus": []})
+    assert find_any_recorder(home) == ({}, "elsewhere")
+    cards, problem = read_gpus(home)
+    assert (cards, problem and problem.partition(",")[0]) == (
+        (),
+        "the telemetry recorder of another PC uses this node's folder",
+    )
+    os.close(lock)
+
+
+def test_recorder_of_an_earlier_boot_is_not_that_of_another_pc(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = {"pid": os.getpid(), "start_ticks": 1, "boot_id": "before the restart"}
+    write_json(home.telemetry / "recorder.json", {**identity, "gpus": []})
+    with monkeypatch.context() as short:
+        short.setattr("agents.node.facts.RECORDER_TIMEOUT_S", 0.2)
+        assert find_any_recorder(home) == ({}, "missing")
+    keep_recorder(home, REPOSITORY, replace=True)
+    assert find_any_recorder(home)[1] == "here"
 
 
 def sample_until_end(home: Home, monkeypatch: pytest.MonkeyPatch, held: Callable[[], bool]) -> int:

@@ -28,7 +28,7 @@ from app.cli.main import build_parser, run
 from app.core.action import Report
 from app.core.runs import WatchRun
 from app.errors import RacklessError, UserError
-from app.events import PhaseProgress, RunChanged, RunSnapshot
+from app.events import FoundRun, PhaseProgress, RunChanged, RunSnapshot
 from tests.app.cli.test_main import PRODUCT_COMMANDS
 from tests.fakes.core import FakeCore, make_node, make_run, running_run
 
@@ -291,7 +291,14 @@ def test_output_that_cannot_be_written_is_no_fault_of_ours(
 
 def ask(core: FakeCore, line: str, capsys: pytest.CaptureFixture[str]) -> str:
     args = build_parser().parse_args(line.split())
-    verbs = {"logs": runs._logs, "stop": runs._stop}
+    verbs = {
+        "logs": runs._logs,
+        "stop": runs._stop,
+        "found": runs._found,
+        "adopt": runs._adopt,
+        "take-over": runs._take_over,
+        "ignore": runs._ignore,
+    }
     assert asyncio.run(verbs[line.split()[1]](core, args, Output(False))) == 0  # type: ignore[arg-type]
     return capsys.readouterr().out
 
@@ -315,6 +322,44 @@ def test_a_run_that_this_home_does_not_know_is_stopped_on_its_node(
     core = FakeCore()
     assert ask(core, "runs stop r-9 --node alpha", capsys) == "r-9 is stopped on alpha\n"
     assert core.calls == [("runs.stop_on", "r-9", "alpha")]
+
+
+def test_a_run_that_is_not_ours_is_adopted_after_a_yes_that_names_its_files(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ("/home/me/diary.txt", "me/model")
+    found = FoundRun(
+        run_id="r-9",
+        attempt=7,
+        name="diary",
+        node="beta",
+        state="running",
+        is_active=True,
+        started_s=None,
+        master=None,
+        files=files,
+    )
+    core = FakeCore(found=(found,), run_map={"r-9": make_run("r-9", "diary", "running")})
+    assert "/home/me/diary.txt" in ask(core, "runs found", capsys)
+    for command in ("adopt", "take-over"):
+        with pytest.raises(UserError, match=r"/home/me/diary\.txt and me/model"):
+            ask(core, f"runs {command} r-9", capsys)
+    assert core.calls == [], "nothing happens without an answer"
+    asked: list[str] = []
+    monkeypatch.setattr(runs, "confirm", lambda question: bool(asked.append(question)) or True)
+    ask(core, "runs take-over r-9", capsys)
+    assert "/home/me/diary.txt" in asked[0]
+    assert core.calls == [("runs.adopt", "r-9", "beta", files), ("runs.take_over", "r-9")]
+    core.calls.clear()
+    core.found = (found,)
+    ask(core, "runs adopt r-9 --yes", capsys)
+    core.found = (found,)
+    ask(core, "runs ignore r-9", capsys)
+    assert core.calls == [
+        ("runs.adopt", "r-9", "beta", files), ("runs.ignore", "r-9", "beta")
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="no node that answers has a run r-9"):
+        ask(core, "runs adopt r-9 --yes", capsys)
 
 
 def test_a_lost_nodes_rank_is_not_training_on_the_command_line_either(

@@ -9,13 +9,14 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from app.cli import watch
 from app.cli.kit.output import Output
-from app.errors import UserError
-from app.events import NodeChanged, RunChanged, RunEvent, RunEventArrived
+from app.errors import StoreLost, UserError
+from app.events import NodeChanged, RunChanged, RunEvent, RunEventArrived, StoreFailed
 from tests.fakes.core import FakeCore, make_node, make_run
 
 
@@ -61,6 +62,33 @@ def test_changes_are_printed_until_a_service_manager_ends_it(
             "r-1  resumed automatically on beta",
         ]
         assert err.startswith("watching 1 node and 1 active run;")
+
+
+def test_a_lost_store_ends_it_with_the_reason_so_that_its_service_restarts_it() -> None:
+    core = FakeCore(node_map={"alpha": make_node("alpha")})
+
+    async def scenario() -> int:
+        watching = asyncio.create_task(
+            watch._watch(core, argparse.Namespace(), Output(False))  # type: ignore[arg-type]
+        )
+        while not core.calls:  # noqa: ASYNC110 - the fake signals nothing
+            await asyncio.sleep(0)
+        core.events.publish(StoreFailed("the database was replaced", "Start it again."))
+        return await asyncio.wait_for(watching, 5)
+
+    with pytest.raises(StoreLost, match="was replaced") as error:
+        asyncio.run(scenario())
+    assert error.value.exit_code == 1
+
+
+def test_a_home_that_is_gone_is_named_and_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RACKLESS_HOME", str(tmp_path / "gone"))
+    args = argparse.Namespace(install=False, uninstall=False, status=False)
+    with pytest.raises(UserError, match="is not there"):
+        watch._run(args, Output(False))
+    assert not (tmp_path / "gone").exists()
 
 
 def test_a_home_without_nodes_has_nothing_to_watch() -> None:

@@ -134,6 +134,7 @@ def test_no_planted_secret_is_in_a_report(
     assert found["nodes/beta.json"].startswith("not available: ")
     assert '"kind": "failed"' in found[f"runs/{RUN}/2/alpha/rank-0.jsonl"]
     assert json.loads(found["runs.json"])[0]["run"]["state"] == "done"
+    assert "No rule finds a secret that looks like any other text" in found["README.txt"]
     # The list of what is inside comes first, in the file and on the screen.
     assert next(iter(found)) == "README.txt"
     assert all(name in found["README.txt"] for name in found if name != "README.txt")

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agents.contract.node import NodeFacts
 from agents.contract.requests.node import ReadFacts
-from app.errors import HostKeyChanged, HostKeyUnknown, UserError
+from agents.contract.wake import WakeTarget
+from app.errors import HostKeyChanged, HostKeyUnknown, PcCloned, UserError
 from app.events import NodeSnapshot, NodeState
 from app.nodes import finder
+from app.nodes.client import NodeClient
+from app.nodes.fleet import Fleet
 from app.nodes.identity import SilentNodes, explain_key, require_same
 from app.nodes.node import Node, NodeIdentity, SshAddress
 from app.nodes.transport.loopback import LoopbackNode, power_cut, start_loopback
+from tests.fakes.cluster import make_facts
 from tests.fakes.fleet import Seen, fleet_at
 from tests.fakes.ssh import address_of, loopback_node, make_key
 
@@ -97,6 +105,124 @@ def test_a_cloned_disk_is_another_pc() -> None:
     require_same(node, replace(known, agent_home="/elsewhere"))
     with pytest.raises(UserError, match="another PC than pc was: its machine id differs"):
         require_same(node, replace(known, machine_id="b"))
+
+
+Facts = dict[str, dict[str, Any]]
+
+
+@contextlib.asynccontextmanager
+async def clones(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, facts: Facts
+) -> AsyncIterator[tuple[Fleet, list[LoopbackNode]]]:
+    """A fleet and PCs with one host key; `facts` replaces what each says of itself, by name."""
+    ask = NodeClient.ask
+
+    async def answer(client: NodeClient, request: Any, progress: Any = None) -> Any:
+        answer = await ask(client, request, progress)
+        changes = facts.get(client.name, {}) if isinstance(answer, NodeFacts) else {}
+        return replace(answer, **changes) if changes else answer
+
+    monkeypatch.setattr(NodeClient, "ask", answer)
+    key = make_key(folder, "host-key")
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [
+            await stack.enter_async_context(loopback_node(folder, name, "--host-key", str(key)))
+            for name in facts
+        ]
+        yield await stack.enter_async_context(fleet_at(folder / "m", Seen())), servers
+
+
+def image(**changes: Any) -> dict[str, Any]:
+    return {
+        "agent_home": "/home/u/agent",
+        "boot_id": "b",
+        "macs": ("02:00:00:00:00:01",),
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("other", "unlike"),
+    [
+        (image(boot_id="c"), "boot ids"),
+        (image(macs=("02:00:00:00:00:02",)), "network cards"),
+        # Another user of the clone.
+        (image(agent_home="/home/v/agent", boot_id="c"), "boot ids"),
+    ],
+)
+async def test_cloned_pcs_that_answer_at_once_are_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any], unlike: str
+) -> None:
+    facts = {"one": image(), **{f"pc{number}": dict(other) for number in range(3)}}
+    async with clones(tmp_path, monkeypatch, facts) as (fleet, (first, *others)):
+        await fleet.join(Node(name="one", address=address_of(first)), first.fingerprint)
+        # Each of several equal PCs is told, and none of them is kept.
+        for number, server in enumerate(others):
+            clone = Node(name=f"pc{number}", address=address_of(server))
+            with pytest.raises(PcCloned, match=f"cloned from one disk: .* {unlike}") as refused:
+                await fleet.join(clone, server.fingerprint)
+            assert "sudo systemd-machine-id-setup" in refused.value.hint
+            assert "sudo ssh-keygen -A" in refused.value.hint
+            assert "set-address" not in refused.value.hint
+        assert fleet.names() == ("one",)
+        # Nor does a node become its clone, while it still answers itself.
+        facts["one"], facts_before = other, replace(make_facts(), **image())
+        monkeypatch.setattr(Fleet, "_ask_now", always(facts_before))
+        with pytest.raises(PcCloned, match=unlike):
+            await fleet.move("one", address_of(others[0]), others[0].fingerprint)
+        assert fleet.node("one").address == address_of(first)
+
+
+def always(facts: NodeFacts) -> Callable[[Fleet, str], Awaitable[NodeFacts]]:
+    async def ask_now(fleet: Fleet, name: str) -> NodeFacts:
+        return facts
+
+    return ask_now
+
+
+@pytest.mark.parametrize(
+    ("other", "is_added"),
+    [
+        # The same PC by its Wi-Fi: it lists all its cards at each address.
+        (image(macs=("02:00:00:00:00:01", "02:00:00:00:00:02")), False),
+        # Nothing is known of its cards.
+        (image(macs=(), boot_id=None), False),
+        # Another user of the same PC.
+        (image(agent_home="/home/v/agent"), True),
+    ],
+)
+async def test_one_pc_at_two_addresses_is_one_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any], is_added: bool
+) -> None:
+    facts = {"lan": image(), "wifi": other}
+    async with clones(tmp_path, monkeypatch, facts) as (fleet, (lan, wifi)):
+        await fleet.join(Node(name="lan", address=address_of(lan)), lan.fingerprint)
+        again = Node(name="wifi", address=address_of(wifi))
+        with (
+            contextlib.nullcontext()
+            if is_added
+            else pytest.raises(UserError, match="is the PC of lan, which was added as")
+        ):
+            await fleet.join(again, wifi.fingerprint)
+        assert ("wifi" in fleet.names()) is is_added
+
+
+async def test_a_search_takes_no_clone_of_a_node_that_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"one": image(), "clone": image()}
+    async with clones(tmp_path, monkeypatch, facts) as (fleet, (first, clone)):
+        await fleet.join(Node(name="one", address=address_of(first)), first.fingerprint)
+        wake = WakeTarget(mac="02:00:00:00:00:01", broadcast="10.0.0.255", device="eth0")
+        await fleet.change(replace(fleet.node("one"), wake=wake))
+        await asyncio.to_thread(power_cut, first.home)
+        facts["one"] = image(boot_id="c", macs=("02:00:00:00:00:02",))
+        place = address_of(clone)
+        with pytest.raises(UserError, match="but not its network card 02:00:00:00:00:01") as told:
+            await fleet.move("one", place, requires_card=True)
+        assert f"rackless nodes set-address one --ssh {place}" in told.value.hint
+        facts["one"] = image(boot_id="c", macs=(wake.mac, "02:00:00:00:00:02"))
+        assert (await fleet.move("one", place, requires_card=True)).state == "online"
 
 
 def test_silent_nodes_are_searched_for_less_and_less_often() -> None:

@@ -29,6 +29,7 @@ from app.provisioning.system_repairs import (
     grow_shared_memory,
     keep_after_logout,
     name_own_address,
+    renew_machine_id,
     synchronise_clock,
 )
 
@@ -43,6 +44,7 @@ REPAIRS = (
     widen_ports((60000, 60999)),
     name_own_address("pc1", "10.0.0.5"),
     forbid_sleep(),
+    renew_machine_id("hash", "boot"),
     keep_after_logout("anna"),
     add_swap(),
 )
@@ -54,7 +56,7 @@ PLAYED = {
     "apt-get": 'case $1 in install) echo installed >"pkg-$3";; remove) rm "pkg-$3";; esac',
     "nvidia-smi": "case $1$2 in -pm1) echo Enabled >pm;; -pm0) echo Disabled >pm;;"
     " *) cat pm;; esac",
-    "ip": "echo $6 >mtu",
+    "ip": "case $2 in route) cat route;; *) echo $6 >mtu;; esac",
     "ufw": 'case $1 in status) cat ufw;; allow) echo "Anywhere  ALLOW  $5/tcp" >>ufw;;'
     " delete) echo Status: active >ufw;; esac",
     "iw": 'case $3 in get) cat iw;; set) echo "Power save: $5" >iw;; esac',
@@ -73,6 +75,7 @@ BEFORE = {
     "mtu": "1400",
     "ufw": "Status: active",
     "iw": "Power save: on",
+    "route": "10.0.0.2 dev eth0 src 10.0.0.1 uid 0",
     "ports": "60000 60999",
     "swaps": "",
     **dict.fromkeys(("sleep.target", "suspend.target", "hibernate.target"), "loaded"),
@@ -110,10 +113,10 @@ def moved(step: RepairStep, state: Path) -> RepairStep:
         return tuple(str(state / names[a]) if a in names and not plays else a for a in argv)
 
     done = step.done and replace(step.done, argv=move(step.done.argv), as_root=False)
+    needs = tuple(replace(one, argv=move(one.argv), as_root=False) for one in step.needs)
     edit = step.edit and replace(step.edit, path=f"{state}{step.edit.path}")
-    return replace(
-        step, run=move(step.run), undo=move(step.undo), done=done, edit=edit, as_root=False
-    )
+    run, undo = move(step.run), move(step.undo)
+    return replace(step, run=run, undo=undo, done=done, needs=needs, edit=edit, as_root=False)
 
 
 def content_of(state: Path) -> dict[str, bytes]:
@@ -147,6 +150,30 @@ def test_a_repair_works_once_and_is_undone_without_a_trace(repair: Repair, playe
     assert undone.undo_problem == ""
     assert content_of(played) == before
     assert not (played / "swapfile").exists()
+
+
+@pytest.mark.parametrize(
+    ("repair", "name", "text"),
+    [
+        (set_mtu("eth0", 1400, 1500), "mtu", "9000"),
+        (open_ufw("a", "203.0.113.9"), "route", "203.0.113.9 via 10.0.0.254 dev eth0 src 10.0.0.1"),
+        (open_ufw("a", "10.0.0.2"), "route", "unreachable 10.0.0.2"),
+    ],
+)
+def test_a_repair_changes_nothing_unless_this_pc_itself_is_as_the_check_said(
+    repair: Repair, name: str, text: str, played: Path
+) -> None:
+    (played / name).write_text(text, encoding="utf-8")
+    before = content_of(played)
+    steps = tuple(moved(step, played) for step in repair.steps)
+    order = RepairOrder(
+        repair=repair.id, title=repair.title, by="me", steps=steps, expected=("",) * len(steps)
+    )
+    home = Home(played.parent / "home")
+    change = apply(home, order, Administrator(Children()), lambda said: None)
+    assert "this PC is not as the check said" in change.problem
+    assert not change.did_something
+    assert content_of(played) == before
 
 
 def test_the_own_name_is_moved_off_loopback_and_nothing_else() -> None:

@@ -181,6 +181,15 @@ def test_lost_peers_alone_wait_for_the_real_culprit_then_give_up() -> None:
     assert "lost their connection" in message
 
 
+def test_ranks_that_load_do_not_keep_a_run_running_that_lost_its_others() -> None:
+    """Their heartbeats never grow old, since a thread writes them."""
+    ended = part("alpha", "failed", "peer", peer_lost=True, ended_s=100.0)
+    parts = (ended, part("beta", "running"))
+    assert verdict(*parts, now_s=159.0)[0] == "running"
+    state, _, stop = verdict(*parts, now_s=161.0)
+    assert (state, stop) == ("interrupted", ("beta",))
+
+
 def test_all_lost_their_peers() -> None:
     parts = [part(node, "failed", "peer", peer_lost=True) for node in ("alpha", "beta")]
     found = judge(Situation(parts=tuple(parts), step=7, checkpoint_step=5))

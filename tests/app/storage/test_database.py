@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import UserError
+from app.errors import StoreLost, UserError
 from app.storage import database as database_module
 from app.storage.database import SAFE_WAL_VERSION, Database, open_database
 from app.storage.migrations import MIGRATIONS
@@ -281,3 +281,114 @@ def test_filling_that_was_broken_off_is_done_again(path: Path) -> None:
     for _ in range(2):
         open_database(path, filled.append).close()
     assert len(filled) == 1
+
+
+# ---------------------------------------------------------------- told, never silently empty
+
+
+def test_an_empty_file_is_told_and_kept(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch()
+    filled: list[Database] = []
+    database = open_database(path, filled.append)
+    assert "it is empty: 0 bytes" in database.notice
+    assert filled == [database]
+    assert len(list(path.parent.glob("*.damaged-*"))) == 1
+
+
+@pytest.mark.parametrize("trace", ["nodes.json", "runs/r-1"])
+def test_a_missing_file_of_a_used_home_is_told(path: Path, trace: str) -> None:
+    (path.parent / trace).mkdir(parents=True)
+    assert "was missing" in open_database(path).notice
+    assert open_database(path).notice == "", "once"
+
+
+def test_a_new_home_has_nothing_to_tell(path: Path) -> None:
+    assert open_database(path).notice == ""
+
+
+def test_the_database_of_another_program_is_not_written_to(path: Path) -> None:
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE recipes (name TEXT)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    assert "of another program" in open_database(path).notice
+    (kept,) = path.parent.glob("*.damaged-*")
+    assert kept.read_bytes() == before
+
+
+# ---------------------------------------------------------------- lost while it is open
+
+
+def lose(path: Path, how: str) -> None:
+    if how == "deleted":
+        path.unlink()
+    elif how == "moved home":
+        path.parent.rename(path.parent.with_name("elsewhere"))
+    elif how == "replaced":
+        other = path.with_name("other")
+        open_database(other).close()
+        other.replace(path)
+    elif how == "damaged":
+        with open(path, "r+b") as file:
+            file.seek(4096)
+            file.write(os.urandom(16384))
+    elif how == "no database":
+        path.write_bytes(b"no database " * 4096)
+    else:
+        os.truncate(path, 0)
+
+
+LOSSES = ["deleted", "moved home", "replaced", "damaged", "no database", "emptied"]
+
+
+@pytest.mark.parametrize("how", LOSSES)
+def test_a_store_that_is_lost_while_it_is_open_is_noticed(path: Path, how: str) -> None:
+    database = open_database(path)
+    database.require_intact()
+    lose(path, how)
+    with pytest.raises(StoreLost) as lost:
+        database.require_intact()
+    assert str(path) in lost.value.message
+    assert "Start it again" in lost.value.hint
+    database.close()
+
+
+def test_a_store_that_is_busy_is_not_lost(path: Path) -> None:
+    database, other = open_database(path), sqlite3.connect(path)
+    other.execute("BEGIN EXCLUSIVE")
+    database.require_present()
+    database.require_intact()
+    other.close()
+    database.close()
+
+
+def test_a_query_of_a_damaged_file_names_the_loss(path: Path) -> None:
+    database = open_database(path)
+    connection = sqlite3.connect(path)
+    connection.execute("INSERT INTO facts VALUES ('a', 'b')")
+    connection.commit()  # so that the first one forgets its cached pages
+    connection.close()
+    lose(path, "damaged")
+    with pytest.raises(StoreLost, match="was damaged while this process used it"):
+        read_all(database)
+    database.close()
+
+
+def read_all(database: Database) -> None:
+    for table in ("facts", "runs", "attempts", "nodes", "deleted_runs"):
+        database.read(f"SELECT * FROM {table}")
+
+
+def test_a_file_that_was_moved_is_neither_read_nor_written(path: Path) -> None:
+    """SQLite would take the journal of the new database for that of the moved file."""
+    database = open_database(path)
+    path.rename(path.with_name("elsewhere"))
+    open_database(path).close()
+    with pytest.raises(StoreLost, match="was replaced"):
+        database.read("SELECT * FROM facts")
+    with pytest.raises(StoreLost, match="was replaced"), database.write():
+        pass
+    database.close()

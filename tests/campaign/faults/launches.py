@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import time
-from signal import SIGKILL
+from signal import SIGKILL, SIGSTOP
 from typing import TYPE_CHECKING
 
 from tests.campaign.faults.fault import Expectation, Fault
-from tests.campaign.faults.processes import Reboot
+from tests.campaign.faults.processes import RankFrozen, Reboot
 from tests.campaign.processes import send, wait_for_none
-from tests.campaign.site import wait_until
+from tests.campaign.site import LOST_AFTER_S, wait_until
 
 if TYPE_CHECKING:
     from tests.campaign.case import Case
@@ -43,6 +44,115 @@ class RankKillLoading(Fault):
         time.sleep(self._after_s)
         case.fault_s = time.time()
         send(case.find("rank"), SIGKILL)
+
+
+class RankStopLoading(RankKillLoading):
+    name = "rank-stop-loading"
+    does = "SIGSTOP of a rank that imports, loads or makes its first step, for good"
+
+    @property
+    def expectation(self) -> Expectation:
+        named = (("rank {rank}", "node {node}", "stopped"),)
+        return Expectation(
+            named=named, within_s=5.0, recovery="recovered", back_s=40.0, alarms=True
+        )
+
+    def do(self, case: Case) -> None:
+        time.sleep(self._after_s)
+        case.fault_s = time.time()
+        send(case.find("rank"), SIGSTOP)
+
+
+class RankFrozenLoading(RankFrozen):
+    name = "rank-frozen-loading"
+    does = "the control group of a rank is frozen while it imports, loads or makes its first step"
+    is_at_start = strikes_while_loading = True
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self._after_s = draw.uniform(0.0, 8.0)
+
+    def do(self, case: Case) -> None:
+        time.sleep(self._after_s)
+        case.fault_s = time.time()
+        super().do(case)
+
+
+class CutLoading(Fault):
+    name = "cable-cut-loading"
+    does = "cable of a node cut while the ranks load, for more than the patience"
+    is_at_start = strikes_while_loading = True
+    lasts_s = LOST_AFTER_S + 15.0
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self._after_s = draw.uniform(0.0, 8.0)
+
+    @property
+    def expectation(self) -> Expectation:
+        named = (("{node}", "was lost"), ("{node}", "not answered"))
+        return Expectation(
+            named=named,
+            within_s=LOST_AFTER_S + 10.0,
+            recovery="either",  # ranks that had not begun to wait may have noticed nothing
+            back_s=self.lasts_s + 40.0,
+            alarms=True,
+        )
+
+    def do(self, case: Case) -> None:
+        time.sleep(self._after_s)
+        case.fault_s = time.time()
+        case.site.cluster.cut(case.node)
+
+    def undo(self, case: Case) -> None:
+        case.site.cluster.heal(case.node)
+
+
+class StopLoading(Fault):
+    name = "stop-loading"
+    does = "a person stops the run while its ranks import, load or begin, and resumes it"
+    is_at_start = strikes_while_loading = True
+    stops = 1
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self._draw = draw
+
+    @property
+    def expectation(self) -> Expectation:
+        back_s = self.stops * (10.0 + 2 * STOPPED_S) + 30.0
+        return Expectation(recovery="recovered", back_s=back_s, alarms=True)
+
+    def do(self, case: Case) -> None:
+        for _ in range(self.stops):
+            time.sleep(self._draw.uniform(0.0, 10.0))
+            case.fault_s = case.fault_s or time.time()
+            stop_and_resume(case)
+
+
+class KeepersStop(StopLoading):
+    name = "two-keepers-stop-and-resume"
+    does = "two keepers watch, and a person stops and resumes the run again and again"
+    is_at_start = strikes_while_loading = False
+    stops = 3
+
+    def do(self, case: Case) -> None:
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._other = case.site.master.start("watch", **silent)
+        super().do(case)
+
+    def undo(self, case: Case) -> None:
+        self._other.kill()
+        self._other.wait()
+
+
+def stop_and_resume(case: Case) -> None:
+    """Stop the run as a person does; note what it left, and resume it."""
+    case.site.master.rackless("runs", "stop", case.run_id)
+    if left := wait_for_none(case.run_id, STOPPED_S):
+        case.breaks.append(f"a stop left {left}")
+
+    def is_resumed() -> bool:
+        return case.site.master.rackless("runs", "resume", case.run_id).code == 0
+
+    wait_until(is_resumed, "a resume", STOPPED_S)
 
 
 class RebootLoading(Reboot):
@@ -125,4 +235,14 @@ class StopWhileCut(Fault):
         wait_until(is_resumed, "a resume", STOPPED_S)
 
 
-KINDS = (RankKillLoading, RebootLoading, CutAtStart, StopWhileCut)
+KINDS = (
+    RankKillLoading,
+    RankStopLoading,
+    RankFrozenLoading,
+    RebootLoading,
+    CutLoading,
+    CutAtStart,
+    StopWhileCut,
+    StopLoading,
+    KeepersStop,
+)

@@ -76,6 +76,12 @@ class NoInodes(FullNode):
     name = "no-inodes-node"
     does = "disk of a node has room, but for no more files"
 
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation(
+            named=(("{node}", "inodes"),), within_s=6.0, recovery="untouched", alarms=True
+        )
+
     def do(self, case: Case) -> None:
         used = os.statvfs(case.node.home)
         self._remount(case, used.f_files - used.f_ffree)

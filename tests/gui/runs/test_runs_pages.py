@@ -11,12 +11,14 @@ import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QLabel
 
 from app.core.runs import FindCheckpoints
 from app.errors import UsageError, UserError
 from app.events import (
     Certificate,
     EvaluationRecord,
+    FoundRun,
     PhaseProgress,
     RunChanged,
     RunEvent,
@@ -33,6 +35,8 @@ from app.gui.new_run.data_dialog import DataDialog
 from app.gui.new_run.new_run_dialog import NewRunDialog
 from app.gui.new_run.run_file_dialog import RunFileDialog
 from app.gui.runs.resume_dialog import ResumeDialog, describe_choice
+from app.gui.runs.run_actions import can_resume, can_stop
+from app.gui.runs.runs_page import RunsPage
 from app.gui.tables.run_columns import rank_columns
 from app.text import show_loss
 from tests.fakes.cluster import make_preview
@@ -135,6 +139,25 @@ def test_rows_change_in_place_and_deeds_fit_the_state(busy):
     assert page._buttons["resume"].isEnabled()
     assert page._buttons["delete"].isEnabled()
     assert not page._buttons["stop"].isEnabled()
+
+
+@pytest.mark.parametrize(
+    ("changes", "may_stop"),
+    [
+        ({"state": "created"}, True),  # files are sent
+        ({"state": "launching"}, True),
+        ({"state": "running"}, True),
+        ({"state": "stopping"}, True),  # at once, without the checkpoint
+        ({"state": "failed", "is_recovering": True}, True),
+        ({"state": "stopped", "is_resuming": True}, True),
+        ({"state": "stopped"}, False),
+        ({"state": "done"}, False),
+    ],
+)
+def test_a_run_can_be_stopped_in_every_phase(changes, may_stop):
+    run = replace(running_run(5), **changes)
+    assert can_stop(run) is may_stop
+    assert not (run.is_resuming and can_resume(run)), "not twice at once"
 
 
 def test_enter_opens_the_selected_run_and_escape_leads_back(busy):
@@ -482,6 +505,35 @@ def test_another_masters_run_can_be_taken_over(busy, page):
     press(page.head, "Take over\u2026")
     busy.wait_for(lambda: "Took over" in page.banner.message())
     assert busy.called("runs.take_over") == [(RUN,)]
+
+
+def test_a_run_that_is_not_ours_is_shown_and_left_to_the_user(busy):
+    page = busy.window.findChild(RunsPage)
+    assert page.found.isHidden()
+    found = FoundRun(
+        run_id="20261128-190000-abc",
+        attempt=7,
+        name="diary",
+        node="beta",
+        state="running",
+        is_active=True,
+        started_s=None,
+        master=None,
+        files=("/home/me/diary.txt", "me/model"),
+    )
+    other = replace(found, run_id="20261128-190000-xyz", node="gamma")
+    busy.core.on_loop(busy.core.put_found, [found, other])
+    busy.wait_for(lambda: not page.found.isHidden())
+    labels = [label.text() for label in page.found.findChildren(QLabel)]
+    assert any("Found on beta, not yours: attempt 7 of diary" in text for text in labels)
+    asked = answer_question("Watch it")
+    page.found.adopt(found)
+    busy.wait_for(lambda: busy.called("runs.adopt"))
+    assert busy.called("runs.adopt") == [(found.run_id, "beta", found.files)]
+    assert any("/home/me/diary.txt" in text for text in asked)
+    page.found.ignore(other)
+    busy.wait_for(page.found.isHidden)
+    assert busy.called("runs.ignore") == [(other.run_id, "gamma")]
 
 
 def test_save_now_tells_the_step_and_the_stall(busy, page):

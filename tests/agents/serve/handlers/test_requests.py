@@ -117,7 +117,7 @@ def test_run_from_launch_to_deletion(agent: Agent, node: Node) -> None:
     assert error["message"] == "Attempt 1 of run run-1 has ended on this node."
     assert (status["state"], status["num_processes"]) == ("stopped", 0)
     assert "supervisor.jsonl" in ask(agent, "stream.list", run_id="run-1", attempt=1)["streams"]
-    assert ask(agent, "run.fence", run_id="run-1", attempt=3) == {"attempt": 3}
+    assert ask(agent, "run.fence", run_id="run-1", attempt=3) == {"attempt": 3, "halted": 0}
     claim = ask(agent, "run.claim", run_id="run-1", attempt=4, replaces=1)
     assert claim == {"is_granted": True, "fence": 4, "launched": 1}
     assert ask(agent, "run.delete", run_id="run-1")["freed_bytes"] > 0

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from agents.contract.mandate import checkpoint_bytes
+from agents.contract.signatures import make_seed, public_key
+from agents.contract.signatures import verify as public_key_verifies
 from agents.errors import ExpectedError
-from agents.node.checkpoints import list_checkpoints, verify
+from agents.node.checkpoints import list_checkpoints, set_aside
 from agents.state import Home
-from agents.trainer.checkpoint.folder import CannotWrite, NoRoom
+from agents.trainer.checkpoint.folder import CannotWrite, CheckpointFolder, NoRoom
+from agents.trainer.rank.failpoints import failpoints_from_environment
 from tests.agents.small_disk import fill, small_disk
-from tests.agents.trainer.checkpoint.checkpoint_writer import (
-    ABOUT,
-    NAMES,
-    content,
-    open_folder,
-    write_files,
-)
+from tests.agents.trainer.checkpoint.checkpoint_writer import ABOUT, NAMES, open_folder, write_files
+from tests.agents.trainer.checkpoint.writer_kills import check_newest, kill_writer, start_writer
 from tests.draws import seed
 
 FAILPOINTS = (
@@ -41,31 +36,6 @@ FAILPOINTS = (
 
 def commit(folder, step):
     return folder.commit(step, lambda path: write_files(path, step), ABOUT)
-
-
-def start_writer(run: Path, attempt: int, failpoint: str = "", last_step: int = 10**9):
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.agents.trainer.checkpoint.checkpoint_writer", run,
-         str(attempt),
-         str(last_step)],
-        env={**os.environ, "RACKLESS_FAILPOINT": failpoint},
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def check_newest(run: Path) -> int:
-    """Load and verify the newest checkpoint as the agent lists it; return its step."""
-    home = Home(run.parent.parent)
-    listed = list_checkpoints(home, run.name)
-    if not listed:
-        return 0
-    newest = listed[-1]
-    assert not newest.problem
-    assert verify(home, run.name, newest.step).verified
-    for name in NAMES:
-        path = home.path / newest.path / name
-        assert path.read_bytes() == content(name, newest.step)
-    return newest.step
 
 
 @pytest.fixture
@@ -87,19 +57,6 @@ def test_a_kill_between_any_two_durable_operations_is_harmless(run, failpoint):
         f"step-{step + 2:08d}",
         f"step-{step + 3:08d}",
     ]
-
-
-def kill_writer(run: Path, attempt: int, draw: random.Random, newest: int) -> int:
-    """Kill a writer at a random instant; return the newest step, which has to be whole."""
-    writer = start_writer(run, attempt)
-    assert writer.stdout is not None
-    writer.stdout.readline()
-    time.sleep(draw.uniform(0.0, 0.08))
-    writer.kill()
-    writer.wait()
-    step = check_newest(run)
-    assert step >= newest
-    return step
 
 
 def kill_writers(run: Path, num_kills: int) -> None:
@@ -160,6 +117,43 @@ def test_a_step_is_written_anew_over_that_of_an_older_attempt(run):
     commit(open_folder(run, 1), 5)
     commit(open_folder(run, 2), 5)
     assert [found.manifest.attempt for found in open_folder(run, 2).find_all()] == [2]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000005"]
+
+
+def test_a_node_signs_what_its_ranks_write_and_copies_keep_that(run):
+    seed_of_node = make_seed()
+    folder = CheckpointFolder(
+        run / "checkpoints",
+        run_id=run.name,
+        attempt=1,
+        fence=run / "fence",
+        failpoints=failpoints_from_environment(),
+        node="alpha",
+        node_seed=seed_of_node,
+    )
+    commit(folder, 5)
+    (info,) = list_checkpoints(Home(run.parents[1]), run.name)
+    message = checkpoint_bytes(run.name, 1, 5, info.manifest_sha256, "alpha")
+    assert info.signer == "alpha"
+    assert public_key_verifies(public_key(seed_of_node), message, info.signature)
+    # Not another step, and not other files.
+    other = checkpoint_bytes(run.name, 1, 6, info.manifest_sha256, "alpha")
+    assert not public_key_verifies(public_key(seed_of_node), other, info.signature)
+    # An earlier version's folder, with no key.
+    commit(open_folder(run, 1), 6)
+    assert [one.signer for one in list_checkpoints(Home(run.parents[1]), run.name)] == ["alpha", ""]
+
+
+def test_what_another_nodes_copy_replaced_goes_with_the_next_save(run):
+    folder = open_folder(run, 1)
+    commit(folder, 5)
+    set_aside(Home(run.parents[1]), run.name, 5)
+    assert folder.find_all() == []
+    folder.clean()
+    commit(folder, 5)
+    names = sorted(path.name[:6] for path in (run / "checkpoints").iterdir())
+    assert names == [".aside", "step-0"]
+    folder.prune(3)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000005"]
 
 

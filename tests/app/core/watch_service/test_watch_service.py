@@ -188,6 +188,7 @@ def test_the_program_of_the_task_sets_the_home_and_runs_the_watch(tmp_path: Path
     found = ElementTree.fromstring(xml).findtext(".//t:Arguments", namespaces=namespace)
     assert home_in_task(xml) == str(command.home)
     assert found is not None
+    command.home.mkdir(mode=0o700)
     # Without nodes it ends at once, after it has opened the home.
     done = subprocess.run(
         [command.python, *shlex.split(found)],

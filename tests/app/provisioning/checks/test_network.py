@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from agents.contract.node import InterfaceFacts, LinkProbe
+from agents.contract.node import InterfaceFacts, LinkProbe, NodeFacts
 from agents.contract.requests.examination import NO_LIMIT, DeviceFacts, RdmaFacts, Route, Sudo
+from agents.contract.wire import from_wire, to_wire
 from app.nodes.client import NodeClient
 from app.provisioning.check_row import CheckedGroup
 from app.provisioning.checks import links, network
@@ -119,6 +121,44 @@ def test_the_node_with_another_packet_size_is_named() -> None:
     assert "jumbo frames" in jumbo.message
 
 
+@pytest.mark.parametrize(
+    ("mtus", "repaired"),
+    [
+        ((1500, 40), {}),  # two nodes: neither chooses for the other
+        ((1500, 9000), {}),
+        ((1500, 1500, 9000, 9000), {}),
+        ((1500, 9000, 9000), {}),  # a majority, but of a size that only some networks pass
+        ((1500, 1280, 1280), {}),
+        ((1500, 1500, 1400), {"c": (1400, 1500)}),
+        ((1500, 40, 40), {}),
+    ],
+)
+def test_only_a_majority_with_the_usual_packet_size_gives_a_root_command(
+    mtus: tuple[int, ...], repaired: dict[str, tuple[int, int]]
+) -> None:
+    nodes = [
+        checked(
+            name=name,
+            facts=from_wire(
+                NodeFacts,
+                to_wire(
+                    replace(
+                        FACTS,
+                        interfaces=(InterfaceFacts(name="eth0", address="10.0.0.1", mtu=mtu),),
+                    )
+                ),
+            ),
+        )
+        for name, mtu in zip("abcd", mtus, strict=False)
+    ]
+    rows = {row.node: row for row in network.judge_mtus(group_of(*nodes))}
+    assert {name: row.repair for name, row in rows.items() if row.repair} == {
+        name: set_mtu("eth0", *sizes) for name, sizes in repaired.items()
+    }
+    commands = {name for name, row in rows.items() if "sudo ip link set dev" in row.fix}
+    assert commands == set(repaired)
+
+
 def test_cloned_disk_is_told_from_two_nodes_on_one_pc() -> None:
     def with_boot(name: str, boot: str) -> Any:
         node = checked(name=name)
@@ -161,6 +201,38 @@ def test_ports_and_rdma() -> None:
     active, lost = network.judge_rdma(checked(network_with(CARD, rdma=ports)))
     assert (active.status, lost.status) == ("pass", "unknown")
     assert "InfiniBand at 100 Gb/sec" in active.message
+
+
+def test_each_of_several_cloned_pcs_gets_another_machine_id() -> None:
+    cards = [(f"02:00:00:00:00:0{number}",) for number in range(7)]
+    nodes = [
+        checked(name=f"pc{number}", facts=replace(FACTS, macs=macs))
+        for number, macs in enumerate(cards)
+    ]
+    first, *others = network.judge_machines(group_of(*nodes))
+    assert (first.status, {row.status for row in others}) == ("pass", {"warn"})
+    edits = [row.repair.steps[0].edit for row in others if row.repair]
+    texts = {edit.content for edit in edits if edit}
+    assert len(texts) == 6
+    assert all(re.fullmatch("[0-9a-f]{32}\n", text or "") for text in texts)
+    # The same offer at the next check, so that it is applied once.
+    assert [row.repair for row in network.judge_machines(group_of(*nodes))][1:] == [
+        row.repair for row in others
+    ]
+
+
+def test_a_host_key_of_two_pcs_is_named() -> None:
+    def with_card(name: str, mac: str) -> Any:
+        return checked(name=name, facts=replace(FACTS, macs=(mac,)))
+
+    nodes = (with_card("a", "02:1"), with_card("b", "02:1"), with_card("c", "02:3"))
+    group = replace(group_of(*nodes), host_keys={name: "SHA256:k" for name in "abc"})
+    (row,) = network.judge_host_keys(group)  # b is the same PC as a
+    assert (row.check, row.node, row.status) == ("host-key", "c", "warn")
+    assert "the SSH host key of a, although their network cards differ" in row.message
+    assert "sudo ssh-keygen -A" in row.fix
+    own = replace(group, host_keys={name: f"SHA256:{name}" for name in "abc"})
+    assert network.judge_host_keys(own) == ()
 
 
 FAST = {"round_trip_s": 0.0003, "bytes_per_s": 112e6}

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from agents.contract.node import InterfaceFacts, NodeFacts, ResourceLimit
+from app.provisioning import check_rules
 from app.provisioning.checks import system
-from tests.fakes.checked import FACTS, checked, system_with
+from tests.fakes.checked import FACTS, checked, group_of, system_with
 
 
 @pytest.mark.parametrize(
@@ -139,3 +140,24 @@ def test_windows_keeps_the_clock_of_wsl_and_systems_without_systemd_have_no_rows
     assert system.judge_sleep(checked(system_with(may_sleep=True), facts=wsl)) == ()
     plain = checked(system_with(first_process="init", may_sleep=None, ends_at_logout=None))
     assert (*system.judge_sleep(plain), *system.judge_logout(plain)) == ()
+
+
+def test_nodes_with_one_folder_fail_and_are_not_told_to_install_a_driver() -> None:
+    held = replace(
+        FACTS, agent_home="/nfs/agent", recorder="elsewhere", gpu_problem="the recorder of another"
+    )
+    nodes = [checked(name="a"), checked(name="b", facts=held), checked(name="c", facts=held)]
+    group = replace(group_of(*nodes), shared_homes=(("a", "b"),))
+    rows = system.judge_shared_homes(group)
+    assert [(row.check, row.node, row.status) for row in rows] == [
+        ("shared-home", name, "fail") for name in "abc"
+    ]
+    assert rows[0].message.startswith("a and b have one folder for the agent")
+    # The PC that shares the folder of c is no node here.
+    assert rows[2].message.startswith("another PC uses the agent's folder of c")
+    assert all("RACKLESS_AGENT_HOME" in row.fix for row in rows)
+    for recorder in ("elsewhere", "missing"):
+        (row,) = check_rules.judge_gpus(checked(facts=replace(held, recorder=recorder)))
+        assert row.repair is None
+        assert "install" not in row.fix.lower()
+    assert system.judge_shared_homes(group_of(checked())) == ()

@@ -6,30 +6,31 @@ import asyncio
 import dataclasses
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from huggingface_hub import snapshot_download
 
 from agents.contract.hub import HubFile, HubSnapshot, read_snapshot
 from agents.contract.node import EnvironmentReport
 from agents.contract.requests.hub import (
     FetchSnapshot,
     FindSnapshot,
+    KeepSnapshot,
     OfferSnapshot,
-    ShowSnapshot,
     SnapshotPlace,
 )
-from agents.contract.wire import to_wire
+from agents.contract.requests.models import ReadConfig
+from agents.contract.wire import ForeignValueError, from_wire, to_wire
 from agents.state import Home, write_json
 from app.errors import NodeUnreachable, UserError
 from app.events import NodeTransfer
 from app.library.bundles import Source
+from app.library.configs import ConfigLibrary
 from app.nodes.client import NodeClient
 from app.nodes.files import transfer
 from app.nodes.transport.loopback import power_cut
-from app.runs.inputs.hub_models import spread_hub_model
+from app.runs.inputs.hub_models import find_path, spread_hub_model
 from app.runs.services import Services
 from tests.app.nodes.files.test_transfer import HOME
 from tests.fakes.cluster import FakeCluster
@@ -62,11 +63,17 @@ def fill_cache(cache: Path) -> Path:
     return repository
 
 
-async def test_a_snapshot_of_one_node_is_in_the_cache_of_another_and_on_its_disk_once(
+def list_tree(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+async def test_a_snapshot_of_one_node_is_a_copy_of_another_whose_cache_stays_as_it_is(
     tmp_path: Path,
 ) -> None:
     caches = [tmp_path / f"pc-{n}" / ".cache" / "huggingface" / "hub" for n in range(2)]
     fill_cache(caches[0])
+    caches[1].mkdir(parents=True)
+    before = list_tree(caches[0])
     async with nodes(tmp_path, 2) as (one, two):
         snapshot = (await one.ask(FindSnapshot(model=MODEL))).snapshot
         assert snapshot is not None
@@ -76,26 +83,34 @@ async def test_a_snapshot_of_one_node_is_in_the_cache_of_another_and_on_its_disk
         place = SnapshotPlace(model=MODEL, snapshot=snapshot, folder="models/org-tiny-c")
         await one.ask(OfferSnapshot(place=place))
         await transfer.copy(one, [two], place.folder, {})
-        await two.ask(ShowSnapshot(place=place))
-        await two.ask(ShowSnapshot(place=place))  # again changes nothing
-        assert (await two.ask(FindSnapshot(model=MODEL))).snapshot == snapshot
-        # huggingface_hub itself finds it there.
-        found = await asyncio.to_thread(
-            snapshot_download, MODEL, cache_dir=caches[1], local_files_only=True
-        )
+        kept = await two.ask(KeepSnapshot(place=place))
+        assert await two.ask(KeepSnapshot(place=place)) == kept  # again changes nothing
+        assert await two.ask(FindSnapshot(model=MODEL)) == kept
+        assert kept.snapshot == snapshot
+        folder = tmp_path / "pc-1" / HOME / place.folder
+        assert kept.folder == str(folder)
         for name, data in FILES.items():
-            assert (Path(found) / name).read_bytes() == data
-            assert (Path(found) / name).samefile(tmp_path / "pc-1" / HOME / place.folder / name)
-        # A file that is not what the hub calls by that name gets no name in the cache.
+            assert (folder / name).read_bytes() == data
+        assert (await two.ask(ReadConfig(model=MODEL))).config == {"model_type": "llama"}
+        assert list_tree(caches[1]) == []
+        assert list_tree(caches[0]) == before
+        # The copy can be given on, without a name of its own in any cache.
+        await two.ask(OfferSnapshot(place=dataclasses.replace(place, folder="models/again")))
+        # A file that is not what the hub calls by that name is not used.
         false = HubFile(path="config.json", blob="d" * 40, size_bytes=1)
         lie = SnapshotPlace(
             model="org/other",
             snapshot=HubSnapshot(revision=REVISION, files=(false,)),
             folder=place.folder,
         )
+        with pytest.raises(UserError, match="is not a file of org/other"):
+            await two.ask(KeepSnapshot(place=lie))
+        (folder / "model.safetensors").unlink()
         with pytest.raises(UserError, match="differs from the file on the hub"):
-            await two.ask(ShowSnapshot(place=lie))
+            await two.ask(KeepSnapshot(place=lie))
         assert (await two.ask(FindSnapshot(model="org/other"))).snapshot is None
+        assert (await two.ask(FindSnapshot(model=MODEL))).snapshot is None  # no longer whole
+        assert list_tree(caches[1]) == []
 
 
 def test_a_snapshot_that_is_not_whole_is_none(tmp_path: Path) -> None:
@@ -151,7 +166,9 @@ def test_nodes_get_it_from_one_that_downloads_it_or_has_it_else_from_this_pc(
         f"beta downloads {MODEL} from the hub, for all nodes of the run",
         f"beta: downloading {MODEL}: 50 % of 1.0 GiB",
         f"beta has {MODEL}: copying it to gamma",
+        "only beta vouches for these files, neither the hub nor this PC",
     ]
+    assert cluster.copies == [("beta", "gamma", f"models/org-tiny-{REVISION[:16]}-from-beta")]
     assert cluster["gamma"].snapshots == {MODEL: snapshot}
     assert "hub_fetch" not in cluster["gamma"].calls
     cluster["beta"].snapshots.clear()
@@ -173,6 +190,66 @@ def test_nodes_get_it_from_one_that_downloads_it_or_has_it_else_from_this_pc(
     assert len(said) == 2
 
 
+def test_code_pickles_and_notebooks_are_never_offered_nor_accepted(tmp_path: Path) -> None:
+    repository = fill_cache(tmp_path)
+    code = ("modeling.py", "pytorch_model.bin", "x.ipynb", ".hidden.json", "a/b.so", "run.sh")
+    for name in code:
+        blob = repository / "blobs" / hashlib.sha256(name.encode()).hexdigest()
+        blob.write_text(name)
+        link = repository / "snapshots" / REVISION / name
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(blob)
+        with pytest.raises(ForeignValueError, match="is not a file that nodes copy"):
+            from_wire(HubFile, {"path": name, "blob": "a" * 40, "size_bytes": 1})
+    found = read_snapshot(MODEL, {"HF_HUB_CACHE": str(tmp_path)})
+    assert found is not None
+    assert {file.path for file in found.files} == set(FILES)
+
+
+async def test_a_made_up_model_of_one_node_reaches_no_cache_and_only_its_listed_files_travel(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub is asked first; without it, what a node made up is named after that node."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
+    caches = [tmp_path / f"pc-{n}" / ".cache" / "huggingface" / "hub" for n in range(2)]
+    repository = fill_cache(caches[0])
+    caches[1].mkdir(parents=True)
+    said: list[str] = []
+    genuine = {**FILES, "model.safetensors": b"genuine" * 999}
+    with model_site(MODEL, genuine, ("one",)) as site:
+        environ = {"HF_ENDPOINT": site.url, "HF_TOKEN": "one"}
+        online = ConfigLibrary(tmp_path / "configs", environ)
+        prepare(tmp_path, site, "none", "one")
+        shell = site.make_shell(tmp_path / "shell")
+        async with nodes(tmp_path, 2, "--shell", shell) as clients:
+            real = dataclasses.replace(services, pool=RealNodes(clients))
+            names = [client.name for client in clients]
+            await spread_hub_model(real, names, Source(value=MODEL), said.append)
+            assert "only pc-0 vouches for these files, neither the hub nor this PC" in said
+            taken = await clients[1].ask(FindSnapshot(model=MODEL))
+            assert taken.folder.endswith(f"models/org-tiny-{REVISION[:16]}-from-pc-0")
+            assert await find_path(real, "pc-1", MODEL) == taken.folder
+            assert await find_path(real, "pc-0", MODEL) == MODEL
+            assert list_tree(caches[1]) == []
+            # With the hub's own list, the made-up copies are neither used nor copied.
+            real = dataclasses.replace(real, configs=online)
+            said.clear()
+            await spread_hub_model(real, names, Source(value=MODEL), said.append)
+            assert f"pc-0 has other files of {MODEL} than the hub, so they are not copied" in said
+            assert f"pc-1 downloads {MODEL} from the hub, for all nodes of the run" in said
+            assert await find_path(real, "pc-1", MODEL) == MODEL
+            # A file that the node slips into the folder that it offers is not taken.
+            (tmp_path / "pc-0" / HOME / "models" / "x").mkdir(parents=True)
+            (tmp_path / "pc-0" / HOME / "models" / "x" / "evil.json").write_text("{}")
+            with pytest.raises(UserError, match="not the file that is known"):
+                await real.pool.copy("pc-0", ["pc-1"], "models/x", None, {"config.json": 2})
+            (tmp_path / "pc-0" / HOME / "models" / "x" / "evil.py").write_text("1")
+            with pytest.raises(UserError, match="which is code, a pickle or a notebook"):
+                await real.pool.copy("pc-0", ["pc-1"], "models/x")
+    assert repository.is_dir()
+    assert not (tmp_path / "pc-1" / HOME / "models" / "x").exists()
+
+
 class RealNodes(FakeCluster):
     """A pool of nodes with real agents."""
 
@@ -189,9 +266,10 @@ class RealNodes(FakeCluster):
         targets: Sequence[str],
         path: str,
         progress: Callable[[Sequence[NodeTransfer]], None] | None = None,
+        expected: Mapping[str, int] | None = None,
     ) -> tuple[str, ...]:
         clients = [self.clients[target] for target in targets]
-        return await transfer.copy(self.clients[source], clients, path, {}, progress)
+        return await transfer.copy(self.clients[source], clients, path, {}, progress, expected)
 
 
 def prepare(tmp_path: Path, site: ModelSite, *tokens: str) -> None:

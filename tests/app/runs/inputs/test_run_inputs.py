@@ -18,6 +18,7 @@ from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
 from app.library.bundles import Source, make_bundle
 from app.library.data import find_data
+from app.runs.inputs import run_inputs
 from app.runs.inputs.run_inputs import Inputs, NodeInputs, find_inputs, send, send_inputs
 from app.runs.lifecycle.launch import start_run
 from app.runs.preflight import LaunchPlan
@@ -166,6 +167,54 @@ def test_a_run_tells_its_nodes_and_its_history_what_is_used_in_place(
     assert cluster["alpha"].intents[0].shared == ()
     texts = [event.text for event in services.runs.events(run_id)]
     assert "nas:/model is used in place on beta" in texts
+
+
+def cut(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
+    """Break the connection to beta for some pushes; return what was asked for."""
+    asked: list[str] = []
+    push = cluster.push
+
+    async def broken(name: str, *rest: Any) -> str:
+        asked.append(name)
+        if name == "beta" and asked.count(name) <= times:
+            raise NodeUnreachable("the connection to beta broke", where="beta")
+        return await push(name, *rest)
+
+    monkeypatch.setattr(cluster, "push", broken)
+    monkeypatch.setattr(run_inputs, "RETRY_S", 0.001)
+    return asked
+
+
+def test_a_short_cut_while_files_are_sent_does_not_end_the_start(
+    services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut(cluster, monkeypatch, 3)
+    told: list[str] = []
+    run_id = asyncio.run(start_run(services, spec, report=told.append))
+    assert services.runs.get(run_id).state == "running"
+    (first, *_) = [line for line in told if "broke" in line]
+    assert first.startswith("the connection to beta broke; sending is tried again for up to ")
+
+
+def test_a_node_that_stays_away_ends_the_start_by_its_name(
+    services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = cut(cluster, monkeypatch, 10_000)
+    inputs = find_inputs(services, spec)
+    with pytest.raises(NodeUnreachable, match="beta broke; it did not come back within") as error:
+        asyncio.run(send_inputs(services, ("beta",), inputs, patience_s=0.05))
+    assert error.value.where == "beta"
+    assert asked.count("beta") > 1
+
+
+def test_a_resume_without_the_user_does_not_wait_for_a_node(
+    services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = cut(cluster, monkeypatch, 10_000)
+    inputs = find_inputs(services, spec)
+    with pytest.raises(NodeUnreachable):
+        asyncio.run(send_inputs(services, ("beta",), inputs))
+    assert asked.count("beta") == 1
 
 
 def test_a_row_with_a_token_without_weights_stops_the_run_before_anything_is_sent(

@@ -230,6 +230,12 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
         ({"kind": "rank_exited", "rank": 1, "exit_code": 3,
           "how": "ended with exit code 3 in phase loading"}, None, "warning",
          "rank 1 on node alpha ended with exit code 3 in phase loading"),
+        ({"kind": "peer_request", "sender": "beta", "request": "fetch", "is_refused": True,
+          "message": "The part of alpha is active."}, None, "warning",
+         "alpha refused the request `fetch` of beta: The part of alpha is active"),
+        ({"kind": "peer_request", "sender": "beta", "request": "launch", "is_refused": False,
+          "message": "for attempt 2"}, None, "info",
+         "alpha carried out the request `launch` of beta: for attempt 2"),
     ],
 )  # fmt: skip
 def test_what_a_line_tells_in_plain_words(
@@ -244,6 +250,7 @@ def test_what_a_line_tells_in_plain_words(
         "standing": "stalled",
         "moving": "stalled",
         "rounded": "note",
+        "peer_request": "recovery",
     }.get(line["kind"], line["kind"])
     assert told.event.kind == kind
 
@@ -524,11 +531,14 @@ def test_ranks_that_were_lost_count_no_more_once_the_others_have_regrouped(
         created_s=1.0,
     )
     assert make_snapshot(run, places, history).phase == "training"
-    line = {"kind": "regrouped", "time_s": 103.0, "step": 1, "generation": 1, "seconds": 2.0}
+    line = {"kind": "regrouped", "time_s": 103.0, "step": 1, "generation": 1, "seconds": 1.5}
     whole = {"nodes": ["b", "c"], "lost_nodes": ["a"], "lost_ranks": [0, "x"]}
     odd = {"nodes": ["../b"], "lost_nodes": None, "lost_ranks": 7}
     journals.add("b", "rank-1.jsonl", {**line, **odd}, {**line, **whole})
     journals.add("c", "rank-2.jsonl", {**line, **whole, "seconds": 1.0})
+    assert not history.refresh().events, "what it cost is not known yet"
+    last_s = history.attempt(1).steps[1].time_s
+    journals.add("b", "rank-1.jsonl", {**step(2, **speeds), "time_s": last_s + 2.0})
     assert [event.text for event in history.refresh().events] == [
         "a was lost; b and c continued in their processes, back after 2.0 s, and no completed step "
         "is repeated"
@@ -538,9 +548,43 @@ def test_ranks_that_were_lost_count_no_more_once_the_others_have_regrouped(
     journals.add("b", "supervisor.jsonl", end)
     later = {"generation": 2, "time_s": 106.0, "nodes": ["c"], "lost_nodes": ["d", "b", "e"]}
     journals.add("c", "rank-2.jsonl", {**line, **later, "step": 4})
+    journals.add("c", "rank-2.jsonl", {**step(5, **speeds), "time_s": 107.0})
     told = history.refresh().events[-1].text
     lost = "rank 1 on node b was ended by signal 9 and d and e were lost"
     assert told.startswith(f"{lost}; c continued")
     found = make_snapshot(run, places, history)
     assert [rank.state for rank in found.ranks] == ["lost", "saving", "saving"]
     assert (found.phase, found.mfu) == ("saving", pytest.approx(0.1))
+
+
+def test_a_loss_before_the_first_step_is_dated_by_the_node_that_fell_silent_first(
+    journals: Journals,
+) -> None:
+    """The others notice it later, after their patience for a node that does not answer."""
+    history = RunHistory("r", journals.folder)
+    loading = {"kind": "phase", "phase": "loading"}
+    journals.add("a", "rank-0.jsonl", {**loading, "time_s": 100.0})
+    journals.add("b", "rank-1.jsonl", {**loading, "time_s": 101.0})
+    ended = {"kind": "rank_exited", "rank": 0, "exit_code": -6, "time_s": 239.4}
+    journals.add("a", "supervisor.jsonl", ended)
+    history.refresh()
+    assert history.attempt(1).find_loss_s() == 101.0
+    killed = {"kind": "rank_exited", "rank": 1, "exit_code": -9, "time_s": 130.0}
+    journals.add("b", "supervisor.jsonl", killed, {**loading, "time_s": 131.0})
+    history.refresh()
+    assert history.attempt(1).find_loss_s() == 130.0
+    assert history.attempt(2).find_loss_s() is None
+
+
+def test_a_rank_that_stood_still_dates_the_loss_unless_it_continued(journals: Journals) -> None:
+    history = RunHistory("r", journals.folder)
+    journals.add("a", "rank-0.jsonl", {"kind": "phase", "phase": "loading", "time_s": 100.0})
+    standing = {"kind": "standing", "rank": 0, "message": "still", "time_s": 110.0}
+    moving = {"kind": "moving", "time_s": 112.0}
+    journals.add("a", "supervisor.jsonl", standing, moving, {**standing, "time_s": 150.0})
+    journals.add(
+        "a", "supervisor.jsonl",
+        {"kind": "rank_exited", "rank": 0, "exit_code": -9, "time_s": 160.0},
+    )  # fmt: skip
+    history.refresh()
+    assert history.attempt(1).find_loss_s() == 150.0

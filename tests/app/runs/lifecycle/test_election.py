@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.mandate import Handover, consent_bytes
 from agents.contract.requests.attempts import Attempts
 from agents.contract.run import AttemptLoss, RankPlacement
+from agents.contract.signatures import sign
 from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.presentation.interruption_text import tell_story
@@ -23,6 +25,7 @@ from app.runs.lifecycle.stop import stop_run
 from app.runs.lifecycle.watch import RunWatch
 from app.runs.nodes import attempt_status
 from app.runs.services import Services
+from tests.fakes.adopting import adopt
 from tests.fakes.cluster import FakeCluster, make_services
 from tests.fakes.resuming import resume_run
 
@@ -39,9 +42,13 @@ def start_by_nodes(services: Services, cluster: FakeCluster, run_id: str) -> Non
         RankPlacement(rank=rank, local_rank=0, node=node, device="cpu")
         for rank, node in enumerate(("alpha", "beta"))
     )
+    seeds = {node: cluster[node].intents[0].node_seed for node in ("alpha", "beta")}
+    consents = {n: sign(seed, consent_bytes(run_id, 2, 1, n)) for n, seed in seeds.items()}
+    handover = Handover(attempt=2, replaces=1, consents=consents)
     for node in ("alpha", "beta"):
         first = cluster[node].attempts[run_id, 1]
         assert first.election is not None
+        assert first.proof is not None
         loss = AttemptLoss(
             attempt=1, step=13, ended_s=100.0, resumed_s=130.0, cause="killed", reason=KILLED
         )
@@ -60,6 +67,7 @@ def start_by_nodes(services: Services, cluster: FakeCluster, run_id: str) -> Non
             election=plan,
             resume_step=10,
             is_confirmed=True,
+            proof=replace(first.proof, handovers=(handover,)),
         )
     cluster["gamma"].reachable = False
 
@@ -191,7 +199,7 @@ def test_a_master_says_that_it_watches_its_own_runs_only(
     asyncio.run(watch(services))
     assert all("keep" in node.calls for node in cluster.nodes.values())
     other = make_services(tmp_path / "other", cluster)
-    asyncio.run(search_nodes(other, cluster.names()))
+    asyncio.run(adopt(other, run_id))
     asyncio.run(watch(other))
     assert not any("keep" in node.calls for node in cluster.nodes.values())
 

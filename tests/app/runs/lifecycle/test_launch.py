@@ -12,10 +12,17 @@ import pytest
 
 from agents.contract.environments import EnvironmentTrial
 from agents.contract.model_cut import ModelCut
-from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse, MigGpu, NodeFacts
+from agents.contract.node import (
+    EnvironmentReport,
+    GpuFacts,
+    GpuUse,
+    LoginVariable,
+    MigGpu,
+    NodeFacts,
+)
 from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
-from app.errors import AgentBug, NotAvailableYet, UserError
+from app.errors import AgentBug, NotAvailableYet, RunStopped, UserError
 from app.runs.lifecycle.launch import make_run_id, start_run
 from app.runs.preflight import require_supported
 from app.runs.services import LaunchForecast, Services
@@ -127,6 +134,21 @@ def test_gpu_node_gets_a_rank_per_gpu_in_slot_order(
     assert intent.environ == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
+@pytest.mark.parametrize(("other", "passed"), [("Ring", {"NCCL_ALGO": "Ring"}), ("Tree", {})])
+def test_ranks_get_a_variable_of_the_logins_if_all_nodes_have_the_same_value(
+    services: Services, cluster: FakeCluster, spec: RunSpec, other: str, passed: dict[str, str]
+) -> None:
+    for node, value in (("alpha", "Ring"), ("beta", other)):
+        variable = LoginVariable(name="NCCL_ALGO", value=value)
+        cluster[node].facts_now = make_facts(variables=(variable,))
+    run_id = start(services, replace(spec, nodes=("alpha", "beta")))
+    assert [cluster[node].intents[0].environ for node in ("alpha", "beta")] == [passed] * 2
+    said = [e.text for e in services.runs.events(run_id) if "NCCL_ALGO" in e.text]
+    assert [text.partition(",")[0] for text in said] == (
+        [] if passed else ["nodes: on alpha", "nodes: on beta"]
+    )
+
+
 @pytest.mark.parametrize(
     ("builds", "capability", "advice"),
     [
@@ -169,6 +191,25 @@ def test_single_takes_the_first_device_alone(
     assert services.runs.get(run_id).nodes == ("alpha",)
     assert len(cluster["alpha"].intents[0].ranks) == 1
     assert cluster["beta"].pushed == []
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_nodes_with_one_folder_are_refused_before_anything_is_sent(
+    services: Services, cluster: FakeCluster, spec: RunSpec, is_shared: bool
+) -> None:
+    for node in ("alpha", "beta"):
+        cluster[node].facts_now = make_facts(home_id="1" * 32)
+    if not is_shared:  # a clone of a disk has the same id
+        start(services, replace(spec, nodes=("alpha", "beta")))
+        return
+    cluster["beta"].home_marks = cluster["alpha"].home_marks
+    error = refused(services, replace(spec, nodes=("alpha", "beta")))
+    assert "alpha and beta have one folder for the agent" in error.message
+    assert "On beta, set RACKLESS_AGENT_HOME" in error.hint
+    assert cluster["alpha"].pushed == cluster["beta"].pushed == []
+    assert cluster["alpha"].home_marks == set()
+    # Alone, a node is not disturbed.
+    start(services, replace(spec, nodes=("alpha",)))
 
 
 def test_no_nodes(tmp_path: Path, services: Services, spec: RunSpec) -> None:
@@ -433,8 +474,10 @@ def test_stop_pressed_during_the_launch_is_obeyed(
     def press_stop(run_id: str) -> None:
         services.runs.change(run_id, lambda run: replace(run, stop_asked=True))
 
-    asyncio.run(start_run(services, spec, press_stop))
-    assert all(node.stops for node in cluster.nodes.values())
+    with pytest.raises(RunStopped, match="was stopped while it sent files"):
+        asyncio.run(start_run(services, spec, press_stop))
+    assert not any(node.intents for node in cluster.nodes.values())
+    assert services.runs.store.all()[0].state == "stopped"
 
 
 def test_second_launcher_of_one_run_is_refused(services: Services) -> None:

@@ -26,6 +26,7 @@ from app.runs.lifecycle.resume import Changes
 from app.runs.lifecycle.stop import delete_run, stop_run
 from app.runs.lifecycle.watch import RunWatch
 from app.runs.services import Services
+from tests.fakes.adopting import adopt, lose_store
 from tests.fakes.cluster import FakeCluster, make_services
 from tests.fakes.exports import ask_export
 from tests.fakes.resuming import resume_run
@@ -178,7 +179,7 @@ def test_lost_store_finds_its_runs_again(
 ) -> None:
     line = {"kind": "step", "step": 3, "loss": 1.0, "time_s": 1.0}
     cluster["beta"].write(run_id, 1, "rank-1.jsonl", json.dumps(line).encode() + b"\n")
-    again = make_services(tmp_path / "other", cluster)
+    again = lose_store(services, tmp_path / "other", cluster)
     assert asyncio.run(search_nodes(again, cluster.names())) == ()
     found, lost = again.runs.full_snapshot(run_id), services.runs.full_snapshot(run_id)
     assert (found.state, found.step) == ("running", 3)
@@ -219,16 +220,23 @@ def test_old_attempt_on_a_node_that_returns_is_ended_and_the_new_one_goes_on(
     assert state(services, run_id) == "running"
 
 
-def test_newer_attempt_of_another_master_is_taken_over(
+def test_newer_attempt_of_another_master_is_watched_once_the_user_adopts_it(
     services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
     finish(cluster, run_id, "stopped")
     asyncio.run(reconcile_run(services, run_id))
     ranks = (RankPlacement(rank=0, local_rank=0, node="beta", device="cpu"),)
     cluster["beta"].attempts[run_id, 2] = AttemptStatus(
-        run_id=run_id, attempt=2, node="beta", state="running", all_ranks=ranks
+        run_id=run_id,
+        attempt=2,
+        node="beta",
+        state="running",
+        all_ranks=ranks,
+        spec=services.runs.get(run_id).spec,
     )
     asyncio.run(search_nodes(services, ("beta",)))
+    assert (services.runs.get(run_id).state, services.runs.get(run_id).attempt) == ("stopped", 1)
+    asyncio.run(adopt(services, run_id, "beta"))
     run = services.runs.get(run_id)
     assert (run.state, run.attempt, run.nodes) == ("running", 2, ("beta",))
     assert not [stop for stop in cluster["beta"].stops if stop[1] == 2]
@@ -240,7 +248,7 @@ def test_launch_of_another_master_is_not_disturbed(
     """A second master that sees only half of a launch must not take it for a broken one."""
     other = make_services(tmp_path / "other", cluster)
     part = cluster["gamma"].attempts.pop((run_id, 1))
-    asyncio.run(search_nodes(other, cluster.names()))
+    asyncio.run(adopt(other, run_id))
     assert not any(node.stops for node in cluster.nodes.values())
     cluster["gamma"].attempts[run_id, 1] = part
     asyncio.run(reconcile_run(other, run_id))

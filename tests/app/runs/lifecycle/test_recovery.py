@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +24,12 @@ from app.runs.interruptions import list_interruptions
 from app.runs.lifecycle import recovery
 from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.lifecycle.launch import start_run
-from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
+from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.lifecycle.recovery import recover_run
+from app.runs.lifecycle.resume import Automatic
 from app.runs.lifecycle.stop import stop_run
 from app.runs.services import Services
+from tests.fakes.adopting import adopt
 from tests.fakes.cluster import FakeCluster, make_services
 from tests.fakes.resuming import resume_run
 
@@ -124,6 +128,33 @@ def test_a_lost_node_is_left_out_and_the_story_is_told_with_its_cost(
     assert "on alpha and beta, without gamma, from step 10" in told["Resumed"]
     assert told["Training again"] == "cost 1 min 38 s in all, and 3 steps are repeated from step 10"
     assert summarize_story([one]) == "Interrupted once; 1 min 38 s lost, 3 steps trained again"
+
+
+def test_a_loss_before_the_first_step_is_timed_from_the_loss_and_not_from_its_discovery(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    """The others wait for the node timeout before they say that they lost it."""
+    lost_s = time.time() - 139.0
+
+    async def scenario(task: asyncio.Task[None], run_id: str) -> None:
+        write_line(cluster, "beta", run_id, {"kind": "phase", "phase": "x", "time_s": lost_s})
+        await until(lambda: services.runs.history(run_id).attempt(1).heard_s)
+        cluster["beta"].set_state(run_id, 1, "lost")
+        await until(lambda: attempt_of(services, run_id) == (2, "running"))
+        step = {"kind": "step", "step": 1, "loss": 1.0, "time_s": lost_s + 145.0}
+        line = json.dumps({**step, "loss_hex": (1.0).hex()}).encode() + b"\n"
+        cluster["alpha"].write(run_id, 2, "rank-0.jsonl", line)
+        await until(lambda: any("training again" in text for text in texts(services, run_id)))
+        finish(cluster, run_id, 2)
+        await task
+
+    watched(services, scenario, run_id)
+    (launched,) = [text for text in texts(services, run_id) if "resumed automatically on" in text]
+    assert re.search(r", 2 min \d+ s after the loss; no step is repeated$", launched), launched
+    (back,) = [text for text in texts(services, run_id) if "training again" in text]
+    assert "the loss cost 2 min 25 s" in back
+    (one,) = list_interruptions(services, run_id)
+    assert one.cost_s == pytest.approx(145.0)
 
 
 @pytest.mark.parametrize("cause", ["killed", "crashed", "stalled"])
@@ -328,8 +359,10 @@ def test_a_stop_while_nodes_launch_ends_what_was_launched(
     asyncio.run(scenario())
     assert attempt_of(services, interrupted) == (2, "stopped")
     assert asyncio.run(recover_run(services, interrupted)) is False
-    for name in ("alpha", "beta"):
-        assert cluster[name].attempts[interrupted, 2].state == "stopped"
+    assert cluster["alpha"].attempts[interrupted, 2].state == "stopped"
+    # Its launch was still on the way: refused, or stopped as well.
+    launched = cluster["beta"].attempts.get((interrupted, 2))
+    assert launched is None or launched.state == "stopped"
 
 
 def test_a_stop_as_the_run_is_lost_keeps_it_from_being_resumed(
@@ -397,7 +430,7 @@ def test_another_master_only_watches(
     tmp_path: Path, services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
     other = make_services(tmp_path / "other", cluster)
-    asyncio.run(search_nodes(other, cluster.names()))
+    asyncio.run(adopt(other, run_id))
     cluster["gamma"].set_state(run_id, 1, "lost")
     asyncio.run(reconcile_run(other, run_id))
     assert other.runs.get(run_id).state == "interrupted"
@@ -409,9 +442,12 @@ def test_an_attempt_of_another_master_is_left_alone(
 ) -> None:
     old = cluster["beta"].attempts[interrupted, 1]
     cluster["beta"].attempts[interrupted, 2] = replace(old, attempt=2, state="running")
-    assert asyncio.run(asyncio.wait_for(recover_run(services, interrupted), 10)) is False
+    with pytest.raises(UserError, match="beta and gamma cannot be reached"):
+        asyncio.run(resume_run(services, interrupted, automatic=Automatic()))
     assert cluster["beta"].attempts[interrupted, 2].state == "running"
-    assert not any(node.fences for node in cluster.nodes.values())
+    assert any("beta is left out" in e.text for e in services.runs.store.events(interrupted))
+    newest = max(node.fences.get(interrupted, 0) for node in cluster.nodes.values())
+    assert newest < 2, "nothing newer was promised"
 
 
 def test_a_master_that_died_while_it_recovered_goes_on_when_it_is_back(

@@ -12,15 +12,16 @@ from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
 from app.runs.lifecycle.resume import Automatic
 from app.runs.lifecycle.takeover import take_over_run
 from app.runs.services import Services
+from tests.fakes.adopting import adopt, lose_store
 from tests.fakes.cluster import FakeCluster, make_services
 from tests.fakes.resuming import resume_run
 
 
 @pytest.fixture
 def second(tmp_path: Path, cluster: FakeCluster, run_id: str) -> Services:
-    """Another master, which has found the run."""
+    """Another master, whose user has adopted the run."""
     made = make_services(tmp_path / "second", cluster)
-    asyncio.run(search_nodes(made, cluster.names()))
+    asyncio.run(adopt(made, run_id))
     return made
 
 
@@ -38,7 +39,7 @@ def test_only_the_master_that_took_the_run_over_resumes_it(
     services: Services, second: Services, cluster: FakeCluster, run_id: str
 ) -> None:
     assert not second.runs.is_ours(second.runs.get(run_id))
-    assert f"rackless runs take-over {run_id}" in " ".join(texts(second, run_id))
+    assert "only watched here" in " ".join(texts(second, run_id))
     asyncio.run(take_over_run(second, run_id))
     assert second.runs.is_ours(second.runs.get(run_id))
     assert any(f"from your home {services.paths.home}" in text for text in texts(second, run_id))
@@ -105,11 +106,11 @@ def test_a_master_that_lost_its_database_still_owns_its_runs(
 
 
 def test_a_run_that_is_found_again_ended_when_its_nodes_say(
-    tmp_path: Path, cluster: FakeCluster, run_id: str
+    tmp_path: Path, services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
     for number, node in enumerate(cluster.nodes.values()):
         node.set_state(run_id, 1, "done", ended_s=2000.0 + number)
-    again = make_services(tmp_path / "again", cluster)
+    again = lose_store(services, tmp_path / "again", cluster)
     asyncio.run(search_nodes(again, cluster.names()))
     run = again.runs.get(run_id)
     assert (run.state, run.ended_s) == ("done", 2002.0)
