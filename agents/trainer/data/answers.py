@@ -38,6 +38,7 @@ _THOUGHTS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 """Tokens that open and close a thought, by family."""
+_MARK_CHARS = 64
 _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 _CHANGED = (
     "the chat template of this model changes the assistant's answer, so the part to learn cannot "
@@ -150,15 +151,20 @@ def _render_as_chat(
         if last.text != text:
             # Earlier answers stand in the text of the chat, which the last one continues.
             text, shown = last.text, turns[:-1]
-    found = RenderedText(text, [], notes=frozenset(notes), ends_with_answer=last is not None)
+    found = RenderedText(text, [], ends_with_answer=last is not None)
     for place in learned:
         if last is not None and place == len(turns) - 1:
             span, begin = last.span, last.begin
         else:
             span, begin = _find_earlier(tokenizer, shown, place, text), None
+        if num_empty := _count_empty_thought(tokenizer, turns[:place], text, span.start):
+            empty = text[span.start : span.start + num_empty]
+            marks = (mark for pair in _THOUGHTS for mark in pair if mark in empty)
+            notes.add((EMPTY_THOUGHT, next(marks, "<think>")))
+            span = range(span.start + num_empty, span.stop)
         found.spans.append(span)
         found.masked.extend(_find_masked(turns[place], span, text, begin))
-    return found
+    return replace(found, notes=frozenset(notes))
 
 
 def _is_dropped(tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str) -> bool:
@@ -185,12 +191,12 @@ def _find_last(tokenizer: Any, turns: tuple[ConversationTurn, ...], text: str) -
     thought = _find_thought(turns[-1])
     continues = text.startswith(prompt) and len(text) > len(prompt)
     if continues and thought in text[len(prompt) :]:
-        return _without_empty_thought(tokenizer, asked, text, prompt)
+        return _Found(text, range(len(prompt), len(text)))
     marks, opened = _find_opened(tokenizer, asked, prompt)
     content = turns[-1].content
     if marks is None and not (thought in content and thought not in text):
         if continues:  # the template has no place for the thought of another key
-            return _without_empty_thought(tokenizer, asked, text, prompt)
+            return _Found(text, range(len(prompt), len(text)))
         # Another header, which no rule explains: the rows differ from a chat.
         span = _find_otherwise(tokenizer, turns, len(turns) - 1, text)
         return _Found(text, span, (OTHER_PROMPT, "assistant"))
@@ -218,29 +224,47 @@ def _continue(content: str, prompt: str, own: str, ending: str, mark: str) -> _F
     return _Found(whole, range(len(prompt), len(whole)), (CONTINUED, mark), begin)
 
 
-def _without_empty_thought(
-    tokenizer: Any, asked: tuple[ConversationTurn, ...], text: str, prompt: str
-) -> _Found:
-    """Return the answer; the empty thought that only `enable_thinking: false` shows is context."""
-    start = len(prompt)
-    if "enable_thinking" in str(tokenizer.chat_template):
-        other = _try_render(tokenizer, asked, add_generation_prompt=True, enable_thinking=False)
-        if other is not None and start < len(other) < len(text) and text.startswith(other):
-            mark = next((one for one, _ in _THOUGHTS if one in other[start - 1 :]), "<think>")
-            return _Found(text, range(len(other), len(text)), (EMPTY_THOUGHT, mark))
-    return _Found(text, range(start, len(text)))
+def _count_empty_thought(
+    tokenizer: Any, asked: tuple[ConversationTurn, ...], text: str, start: int
+) -> int:
+    """Return the length of an empty thought that only a chat without thinking shows.
+
+    Args:
+        tokenizer: tokenizer with its chat template.
+        asked: the turns before the answer.
+        text: the whole text.
+        start: end of the generation prompt in the text.
+    """
+    head = text[start : start + _MARK_CHARS].lstrip()
+    pairs = ((head.removeprefix(opening), closing) for opening, closing in _THOUGHTS)
+    if not any(rest.lstrip().startswith(closing) for rest, closing in pairs):
+        return 0
+    if "thinking" not in templates.choose(tokenizer):
+        return 0
+    # Some templates also write into the question that no thought is wanted, so headers alone count.
+    header = _find_header(tokenizer, asked)
+    other = _find_header(tokenizer, asked, enable_thinking=False, thinking=False)
+    empty = other.removeprefix(header)
+    return len(empty) if other.startswith(header) and text.startswith(empty, start) else 0
+
+
+def _find_header(tokenizer: Any, asked: tuple[ConversationTurn, ...], **options: bool) -> str:
+    """Return the text that a generation prompt adds to the turns before it."""
+    bare = _try_render(tokenizer, asked, add_generation_prompt=False, **options) or ""
+    prompt = _try_render(tokenizer, asked, add_generation_prompt=True, **options) or ""
+    return prompt[_count_same(bare, prompt) :]
 
 
 def _find_opened(
     tokenizer: Any, asked: tuple[ConversationTurn, ...], prompt: str
 ) -> tuple[tuple[str, str] | None, int]:
-    """Return the marks of the thought that a generation prompt opens, and its place."""
-    bare = _try_render(tokenizer, asked, add_generation_prompt=False) or ""
-    tail = _count_same(bare, prompt)
-    for marks in _THOUGHTS:
-        place = prompt.rfind(marks[0], tail)
-        if place >= 0:
-            return marks, place
+    """Return the marks of the thought that a generation prompt opens or closes, and its place."""
+    header = len(prompt) - len(_find_header(tokenizer, asked))
+    for opening, closing in _THOUGHTS:
+        places = (prompt.rfind(mark, header) for mark in (opening, closing))
+        place = next((place for place in places if place >= 0), None)
+        if place is not None:
+            return (opening, closing), place
     return None, len(prompt)
 
 
@@ -317,8 +341,7 @@ def _find_earlier(
         raise ValueError(_CHANGED)
     alone = _try_render(tokenizer, other[: place + 1], add_generation_prompt=False) or ""
     follower = turns[place + 1].content.strip() if place + 1 < len(turns) else ""
-    bare = _try_render(tokenizer, turns[:place], add_generation_prompt=False) or ""
-    header = (asked or "")[_count_same(bare, asked or "") :]
+    header = _find_header(tokenizer, turns[:place]) if asked is not None else ""
     closing = _find_closing(tokenizer, alone.partition(_OTHER_ANSWER)[2], after, follower, header)
     return range(start, end + len(closing))
 

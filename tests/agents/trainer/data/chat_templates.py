@@ -69,6 +69,18 @@ GLM4 = (
     "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+GLM4_5 = (
+    "[gMASK]<sop>{% for m in messages %}{% if m.role == 'assistant' %}"
+    + _SPLIT
+    + "<|assistant|>\n<think>{{ r if loop.last }}</think>\n{{ c }}{% else %}<|{{ m.role }}|>\n"
+    "{{ m.content }}{% if enable_thinking is defined and not enable_thinking %}/nothink{% endif %}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>"
+    "{{ '\\n<think></think>' if enable_thinking is defined and not enable_thinking }}"
+    "{% endif %}"
+)
+DEEPSEEK_V3_1 = DEEPSEEK_R1.replace("<|Assistant|>{{", "<|Assistant|></think>{{").replace(
+    "<think>\n{% endif %}", "{{ '<think>' if thinking else '</think>' }}{% endif %}"
+)
 GPT_OSS = (
     "<|start|>system<|message|>You are a model.<|end|>{% for m in messages %}"
     "{% if m.role == 'assistant' %}{% if m.thinking and loop.last %}"

@@ -101,6 +101,15 @@ TABLE = [
     ("GLM4", TWO, "[gMASK]<sop><|user|>\nHi<|assistant|>[[\nYes.]]<|user|>\nAnd<|assistant|>"
      "[[\nNo.</s>]]", ((UNENDED, "</s>"),)),
     ("GLM4", QUESTION, "[gMASK]<sop><|user|>\nHi<|assistant|>[[\nYes.]]<|user|>\nAnd", ()),
+    ("GLM4_5", TWO, "[gMASK]<sop><|user|>\nHi<|assistant|>\n<think></think>[[\nYes.]]<|user|>\nAnd"
+     "<|assistant|>\n<think></think>[[\nNo.</s>]]",
+     ((EMPTY_THOUGHT, "<think>"), (UNENDED, "</s>"))),
+    ("GLM4_5", THOUGHT, "[gMASK]<sop><|user|>\nHi<|assistant|>[[\n<think>hm</think>\nYes.</s>]]",
+     ((UNENDED, "</s>"),)),
+    ("DEEPSEEK_V3_1", TWO, "<|begin_of_text|><|User|>Hi<|Assistant|></think>[[Yes.</s>]]<|User|>And"
+     "<|Assistant|></think>[[No.</s>]]", ()),
+    ("DEEPSEEK_V3_1", THOUGHT, "<|begin_of_text|><|User|>Hi<|Assistant|>"
+     "[[<think>\nhm\n</think>\n\nYes.</s>]]", ((CONTINUED, "<think>"),)),
     ("GPT_OSS", TWO, "<|start|>system<|message|>You are a model.<|end|><|start|>user<|message|>Hi"
      "<|end|><|start|>assistant[[<|channel|>final<|message|>Yes.<|end|>]]<|start|>user<|message|>"
      "And<|end|><|start|>assistant[[<|channel|>final<|message|>No.<|return|>]]", ()),
