@@ -39,6 +39,8 @@ _THOUGHTS = (
 )
 """Tokens that open and close a thought, by family."""
 _MARK_CHARS = 64
+_NOT_THINKING = {"enable_thinking": False, "thinking": False}
+"""Variables by which templates ask for no thought."""
 _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 _CHANGED = (
     "the chat template of this model changes the assistant's answer, so the part to learn cannot "
@@ -200,15 +202,45 @@ def _find_last(tokenizer: Any, turns: tuple[ConversationTurn, ...], text: str) -
         # Another header, which no rule explains: the rows differ from a chat.
         span = _find_otherwise(tokenizer, turns, len(turns) - 1, text)
         return _Found(text, span, (OTHER_PROMPT, "assistant"))
-    ending = _find_ending(tokenizer, turns)
     if marks is None:
+        ending = _find_ending(tokenizer, turns)
         mark = next((one for one, _ in _THOUGHTS if one in content), "assistant")
         return _continue(content, prompt, content, ending, mark)
+    return _find_behind_thought(tokenizer, turns, text, prompt, marks, opened)
+
+
+def _find_behind_thought(
+    tokenizer: Any,
+    turns: tuple[ConversationTurn, ...],
+    text: str,
+    prompt: str,
+    marks: tuple[str, str],
+    opened: int,
+) -> _Found:
+    """Return the last answer behind a generation prompt with a thought, which the text lacks.
+
+    Args:
+        tokenizer: tokenizer with its chat template.
+        turns: the turns.
+        text: the text of the finished conversation.
+        prompt: the text before the answer in a chat.
+        marks: the tokens that open and close the thought.
+        opened: place of the thought in the prompt.
+    """
     opening, closing = marks
+    content, thought = turns[-1].content, _find_thought(turns[-1])
+    if not thought:
+        # A hybrid that thinks by default shows the empty thought if thinking is off.
+        start = len(prompt) - len(_find_header(tokenizer, turns[:-1]))
+        shown = prompt[:start] + _find_header(tokenizer, turns[:-1], **_NOT_THINKING)
+        if closing in shown[start:] and text.startswith(shown):
+            return _Found(text, range(len(shown), len(text)), (EMPTY_THOUGHT, opening))
+    ending = _find_ending(tokenizer, turns)
     if closing not in prompt[opened:]:
         return _continue_thought(turns[-1], prompt, marks, ending)
     if not thought:
-        return _continue(content, prompt, content, ending, opening)
+        own = content.partition(closing)[2] or content
+        return _continue(content, prompt, own, ending, opening)
     # The prompt closes an empty thought, and the row has its own.
     prompt = prompt[:opened]
     if text.startswith(f"{prompt}{opening}") and thought in text:
@@ -243,7 +275,7 @@ def _count_empty_thought(
         return 0
     # Some templates also write into the question that no thought is wanted, so headers alone count.
     header = _find_header(tokenizer, asked)
-    other = _find_header(tokenizer, asked, enable_thinking=False, thinking=False)
+    other = _find_header(tokenizer, asked, **_NOT_THINKING)
     empty = other.removeprefix(header)
     return len(empty) if other.startswith(header) and text.startswith(empty, start) else 0
 

@@ -81,6 +81,15 @@ GLM4_5 = (
 DEEPSEEK_V3_1 = DEEPSEEK_R1.replace("<|Assistant|>{{", "<|Assistant|></think>{{").replace(
     "<think>\n{% endif %}", "{{ '<think>' if thinking else '</think>' }}{% endif %}"
 )
+NEMOTRON = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    + _SPLIT
+    + "<think>{{ '\\n' + r + '\\n' if r }}</think>{{ c }}{% else %}{{ m.content }}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>"
+    "{{ '\\n' }}{% endif %}{% endif %}"
+)
+"""Thinks unless told otherwise."""
 GPT_OSS = (
     "<|start|>system<|message|>You are a model.<|end|>{% for m in messages %}"
     "{% if m.role == 'assistant' %}{% if m.thinking and loop.last %}"

@@ -110,6 +110,11 @@ TABLE = [
      "<|Assistant|></think>[[No.</s>]]", ()),
     ("DEEPSEEK_V3_1", THOUGHT, "<|begin_of_text|><|User|>Hi<|Assistant|>"
      "[[<think>\nhm\n</think>\n\nYes.</s>]]", ((CONTINUED, "<think>"),)),
+    ("NEMOTRON", TWO, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think></think>"
+     "[[Yes.<|im_end|>\n]]<|im_start|>user\nAnd<|im_end|>\n<|im_start|>assistant\n<think></think>"
+     "[[No.<|im_end|>\n]]", ((EMPTY_THOUGHT, "<think>"),)),
+    ("NEMOTRON", THOUGHT, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
+     "[[hm\n</think>Yes.<|im_end|>\n]]", ()),
     ("GPT_OSS", TWO, "<|start|>system<|message|>You are a model.<|end|><|start|>user<|message|>Hi"
      "<|end|><|start|>assistant[[<|channel|>final<|message|>Yes.<|end|>]]<|start|>user<|message|>"
      "And<|end|><|start|>assistant[[<|channel|>final<|message|>No.<|return|>]]", ()),
