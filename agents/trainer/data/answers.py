@@ -146,19 +146,20 @@ def _render_as_chat(
         if place not in learned and _is_dropped(tokenizer, turns, place, text)
     }
     last = None
-    shown = turns
+    shown, whole = turns, text
     if learned and learned[-1] == len(turns) - 1:
         last = _find_last(tokenizer, turns, text)
         notes |= {last.note} if last.note is not None else set()
         if last.text != text:
             # Earlier answers stand in the text of the chat, which the last one continues.
             text, shown = last.text, turns[:-1]
+            whole = _render(tokenizer, shown, add_generation_prompt=False)
     found = RenderedText(text, [], ends_with_answer=last is not None)
     for place in learned:
         if last is not None and place == len(turns) - 1:
             span, begin = last.span, last.begin
         else:
-            span, begin = _find_earlier(tokenizer, shown, place, text), None
+            span, begin = _find_earlier(tokenizer, shown, place, text, whole), None
         if num_empty := _count_empty_thought(tokenizer, turns[:place], text, span.start):
             empty = text[span.start : span.start + num_empty]
             marks = (mark for pair in _THOUGHTS for mark in pair if mark in empty)
@@ -342,7 +343,7 @@ def _find_ending(tokenizer: Any, turns: tuple[ConversationTurn, ...]) -> str:
 
 
 def _find_earlier(
-    tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str, whole: str
 ) -> range:
     """Return the range of an answer that other turns follow.
 
@@ -351,6 +352,7 @@ def _find_earlier(
         turns: the turns that are rendered in full; the generation prompt may follow them.
         place: index of the answer.
         text: the whole text.
+        whole: text of the turns alone.
     """
     asked = _try_render(tokenizer, turns[:place], add_generation_prompt=True) if place else None
     answered = _try_render(tokenizer, turns[: place + 1], add_generation_prompt=False)
@@ -360,7 +362,6 @@ def _find_earlier(
         stop = len(answered) + _count_end(tokenizer, turns[place].content, answered, text)
         return range(len(asked), stop)
     other = _answer_otherwise(turns, place)
-    whole = _render(tokenizer, turns, add_generation_prompt=False)
     before, found, after = _render(tokenizer, other, add_generation_prompt=False).partition(
         _OTHER_ANSWER
     )
@@ -373,8 +374,8 @@ def _find_earlier(
         raise ValueError(_CHANGED)
     alone = _try_render(tokenizer, other[: place + 1], add_generation_prompt=False) or ""
     follower = turns[place + 1].content.strip() if place + 1 < len(turns) else ""
-    header = _find_header(tokenizer, turns[:place]) if asked is not None else ""
-    closing = _find_closing(tokenizer, alone.partition(_OTHER_ANSWER)[2], after, follower, header)
+    alone = alone.partition(_OTHER_ANSWER)[2]
+    closing = _find_closing(tokenizer, alone, after, follower, turns[:place])
     return range(start, end + len(closing))
 
 
@@ -388,7 +389,9 @@ def _count_end(tokenizer: Any, content: str, answered: str, text: str) -> int:
     return 0 if is_ended else len(eos)
 
 
-def _find_closing(tokenizer: Any, alone: str, after: str, follower: str, header: str) -> str:
+def _find_closing(
+    tokenizer: Any, alone: str, after: str, follower: str, asked: tuple[ConversationTurn, ...]
+) -> str:
     """Return the text behind an answer that ends it.
 
     Args:
@@ -396,7 +399,7 @@ def _find_closing(tokenizer: Any, alone: str, after: str, follower: str, header:
         alone: text behind the answer if it is the last one.
         after: text behind it in this conversation.
         follower: content of the next turn.
-        header: text that opens an answer, as far as it differs from other headers.
+        asked: the turns before the answer.
     """
     if alone and after.startswith(alone):
         return alone
@@ -417,8 +420,9 @@ def _find_closing(tokenizer: Any, alone: str, after: str, follower: str, header:
     if first is None or head[: stops[first - 1] if first else 0].strip():
         return ""
     is_end = any(token in own for token in ids[first + 1 :])
-    is_end &= ids[first] not in _tokenize(tokenizer, header)[0]
-    return head[: stops[first]] if is_end else ""
+    if not is_end or ids[first] in _tokenize(tokenizer, _find_header(tokenizer, asked))[0]:
+        return ""
+    return head[: stops[first]]
 
 
 def _count_same(one: Sequence[object], other: Sequence[object]) -> int:
