@@ -466,7 +466,7 @@ class RunSpec:
         int,
         Key(
             label="Sequence length",
-            help="Longer rows are cut. Longer sequences need more memory.",
+            help="Longer conversations are cut, longer texts are split. Longer sequences need more memory.",
             group=BATCH,
             details="Rows lose their end, and are counted.",
             unit="tokens",
