@@ -19,6 +19,7 @@ from datetime import datetime
 from itertools import takewhile
 from typing import Any
 
+from agents.errors import ExpectedError
 from agents.trainer.data import templates
 from agents.trainer.data.conversations import ConversationTurn
 
@@ -97,8 +98,16 @@ def find_turn_end(tokenizer: Any) -> TurnEnd:
     """
     asked = ConversationTurn(role="user", content="a")
     answered = ConversationTurn(role="assistant", content=_OTHER_ANSWER)
-    text = _try_render(tokenizer, (asked, answered), add_generation_prompt=False)
-    if text is None:  # the template needs more than these turns
+    begun = ConversationTurn(role="system", content="s")
+    try:
+        texts = (
+            _try_render(tokenizer, turns, add_generation_prompt=False)
+            for turns in ((asked, answered), (begun, asked, answered))
+        )
+        text = next(filter(None, texts), None)
+    except ExpectedError:  # several templates: only plain text can have been trained
+        text = None
+    if text is None:
         return TurnEnd(tokenizer.eos_token_id)
     ids = _tokenize(tokenizer, text.partition(_OTHER_ANSWER)[2])[0]
     own = _own_tokens(tokenizer)

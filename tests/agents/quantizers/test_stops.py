@@ -17,6 +17,8 @@ from agents.trainer.data.stops import find_stops, write_stops
 from agents.trainer.data.tokenizer import load_tokenizer
 from tests.agents.quantizers.forked_converter import convert
 from tests.agents.quantizers.test_chat import ask, speaker_of
+from tests.agents.quantizers.test_make import job_for
+from tests.agents.quantizers.test_make import run as make_artifact
 from tests.agents.quantizers.test_merge import merge_to
 from tests.agents.trainer.data import chat_templates as families
 from tests.agents.trainer.data.chat_templates import make_model
@@ -112,3 +114,13 @@ def test_a_template_that_does_not_end_is_named(tmp_path):
     folder = make_model(tmp_path / "model", endless, ())
     with pytest.raises(ExpectedError, match="chat template"):
         find_stops(folder, load_tokenizer(folder)[0])
+
+
+def test_a_quantized_folder_names_what_the_merged_one_names(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    model = make_model(tmp_path / "model", *KINDS["chatml-on-base"])
+    tokenizer, _ = load_tokenizer(model)
+    write_stops(model, tokenizer)
+    make_artifact(job_for(tmp_path, "nf4", model=str(model)), tmp_path)
+    told = json.loads((tmp_path / "nf4" / "generation_config.json").read_bytes())
+    assert told["eos_token_id"] == [2, tokenizer.convert_tokens_to_ids("<|im_end|>")]

@@ -227,8 +227,16 @@ def test_an_end_beyond_the_longest_sequence_is_counted_as_cut(tokenizer):
     assert cut.segments[0].ids[-1] != tokenizer.eos_token_id
 
 
+def test_the_end_of_a_template_that_needs_a_system_prompt_is_found(tokenizer):
+    needs = "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    tokenizer.chat_template = needs + families.CHATML
+    assert find_turn_end(tokenizer).token == tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+
 def test_templates_without_a_default_are_named(tokenizer):
     tokenizer.chat_template = {"tool_use": families.CHATML, "rag": families.CHATML}
+    # A model that was trained on plain text is merged all the same.
+    assert find_turn_end(tokenizer).token == tokenizer.eos_token_id
     with pytest.raises(ExpectedError, match="'rag', 'tool_use'") as refused:
         choose(tokenizer)
     assert "rename one to default" in refused.value.hint
