@@ -114,7 +114,7 @@ async def _wait_for_starter(services: Services, run_id: str, report: OnMessage) 
 
 def _say_suspended(services: Services, run_id: str, starter: Holder, report: OnMessage) -> None:
     text = (
-        f"{starter} was launching the run and does not answer; it starts nothing any more. "
+        f"{starter} was launching the run and does not answer; it will start nothing. "
         f"{starter.advice}."
     )
     report(text)
