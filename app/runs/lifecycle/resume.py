@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agents.contract.election import is_majority
 from agents.contract.requests.attempts import ListAttempts
 from agents.contract.requests.runs import RaiseFence
 from agents.contract.run import AttemptStatus
@@ -24,7 +25,12 @@ from app.progress import OnMessage
 from app.runs import preflight
 from app.runs.belief import believed_attempts, judge_statuses
 from app.runs.inputs.run_inputs import Inputs, recall_inputs, send_inputs
-from app.runs.lifecycle.election import adopt_regrouped, claim_attempt, require_majority
+from app.runs.lifecycle.election import (
+    adopt_regrouped,
+    claim_attempt,
+    most_believed,
+    require_majority,
+)
 from app.runs.lifecycle.launch import launch
 from app.runs.lifecycle.launch_order import LaunchOrder, take_order, unless_stopped
 from app.runs.lifecycle.reconcile import LOSS_GRACE_S
@@ -39,9 +45,9 @@ from app.text import show_list
 
 # Fenced ranks cannot commit a checkpoint any more, so there is nothing to wait for.
 LEFTOVER_GRACE_S = 5.0
-MAX_SKIPPED = 1000
-"""Maximum number of attempts that others may have started meanwhile; a node that knows a higher
-number is not believed, or it would use up all numbers."""
+MAX_FENCE_ROUNDS = 5
+"""Maximum number of times that the nodes are asked for the next number: a node may name a higher
+one each time, and refuses the launch itself if that is true."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -429,18 +435,25 @@ async def _raise_fence(
     Raises:
         UserError: the number was claimed, and a node knows a newer one.
     """
-    while True:
+    most: int | None = None
+    for _ in range(MAX_FENCE_ROUNDS):
         request = RaiseFence(run_id=run.run_id, attempt=attempt)
         fences = await asyncio.gather(*(services.pool.agent(node).ask(request) for node in nodes))
-        most = attempt + MAX_SKIPPED
+        known = {n: max(f.attempt, f.halted) for n, f in zip(nodes, fences, strict=True)}
+        most = most or most_believed(known, run, attempt)
         newest = max((f.attempt for f in fences if f.attempt <= most), default=attempt)
         halted = max((f.halted for f in fences if f.halted <= most), default=0)
         if newest <= attempt and halted < attempt:
-            return attempt
+            break
         if is_claimed:
+            # The others have granted this number, and one node alone may name any.
+            ahead = [node for node, number in known.items() if number > attempt]
+            if not is_majority(ahead, run.nodes):
+                break
             raise UserError(f"run {run.run_id} is being resumed elsewhere")
         # Another master has resumed this run, or a stop has ended the attempt of this number.
         attempt = max(newest + 1 if newest > attempt else attempt, halted + 1)
+    return attempt
 
 
 async def _stop_leftovers(

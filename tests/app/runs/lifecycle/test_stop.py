@@ -21,7 +21,12 @@ from app.runs.export_claims import claim_deletion, claim_export
 from app.runs.lifecycle import launch_order, resume
 from app.runs.lifecycle import stop as stop_module
 from app.runs.lifecycle.launch import start_run
-from app.runs.lifecycle.launch_order import record_stop, take_order, unless_stopped
+from app.runs.lifecycle.launch_order import (
+    record_stop,
+    require_not_stopped,
+    take_order,
+    unless_stopped,
+)
 from app.runs.lifecycle.losses import note_loss
 from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.lifecycle.stop import delete_run, stop_run
@@ -193,6 +198,11 @@ def test_a_resume_whose_process_started_before_the_stop_launches_nothing(
         lambda run: replace(run, last_stop=replace(run.last_stop, time_s=time.time() + 3600)),
     )
     order = take_order(services, interrupted, asked_s)
+    # Nor does it once the clock, set right again, has passed the time of that stop.
+    services.runs.change(
+        interrupted, lambda run: replace(run, last_stop=replace(run.last_stop, time_s=time.time()))
+    )
+    require_not_stopped(services, order)
     asyncio.run(resume.resume_run(services, interrupted, resume.Choices(), order=order))
     assert len(cluster["alpha"].intents) == 2
 
