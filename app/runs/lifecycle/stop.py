@@ -231,6 +231,13 @@ async def _wait_for_exports(services: Services, run_id: str, report: OnMessage) 
     while (exports := list_exports(services, run_id)) and time.monotonic() < deadline_s:
         report(f"waiting for an export of the run by {exports[0]} to end")
         await asyncio.sleep(POLL_INTERVAL_S)
+    for holder in exports:
+        text = (
+            f"{holder} was exporting the run and does not answer; the export ends once that "
+            f"process continues. {holder.advice}."
+        )
+        report(text)
+        services.runs.add_event(run_id, "warning", text)
 
 
 async def _record_end(

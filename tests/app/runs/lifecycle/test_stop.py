@@ -322,6 +322,18 @@ async def test_a_stop_ends_an_export_of_the_run(services: Services, run_id: str)
         await work
 
 
+def test_an_export_whose_process_does_not_answer_is_named(
+    services: Services, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_module, "EXPORT_S", 0.0)
+    said: list[str] = []
+    with claim_export(services, run_id):
+        asyncio.run(stop_run(services, run_id, said.append))
+    assert f"process {os.getpid()}" in said[-1]
+    assert "was exporting the run and does not answer" in said[-1]
+    assert services.runs.get(run_id).state == "stopped"
+
+
 def test_a_run_is_not_deleted_from_the_first_moment_of_its_export_on(
     services: Services, other: Services, run_id: str
 ) -> None:
