@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 from agents.contract.mandate import Handover, closing_bytes, consent_bytes
 from agents.contract.requests import NodeRequest
 from agents.contract.requests.runs import Fence, Halted, HaltRun, RaiseFence
-from agents.contract.run import AttemptLoss
+from agents.contract.run import AttemptLoss, AttemptStatus
 from agents.contract.signatures import sign, verify
 from agents.contract.wire import WireError, from_wire
 from app.artifacts.exports.export import find_whole
 from app.errors import UserError
 from app.events import ACTIVE_STATES
+from app.runs.belief import find_foreign
 from app.runs.lifecycle import election
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import adopt_newer, reconcile_run, search_nodes
@@ -209,6 +211,27 @@ def test_two_nodes_start_no_attempt_themselves(tmp_path: Path, home: Home) -> No
     alpha.attempts[run_id, 999_999] = replace(first, attempt=999_999, proof=proof)
     asyncio.run(search_nodes(services, cluster.names()))
     assert services.runs.get(run_id).attempt == 1
+
+
+def test_thousands_of_planted_runs_cost_no_quadratic_time(home: Home) -> None:
+    compared = 0
+
+    class Counted(AttemptStatus):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return self is other
+
+        __hash__ = None  # type: ignore[assignment]
+
+    fields = {
+        field.name: getattr(home.genuine, field.name) for field in dataclasses.fields(home.genuine)
+    }
+    doubted = [
+        Counted(**{**fields, "run_id": f"20260101-000000-{number}"}) for number in range(300)
+    ]
+    assert len(find_foreign(home.services, doubted)) == 300
+    assert compared < 300
 
 
 # ---------------------------------------------------------------- checkpoints
