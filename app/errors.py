@@ -212,19 +212,19 @@ class NotAvailableYet(UserError):
 class LockHeld(UserError):
     """Raised when another process of this PC, which the message names, keeps a file locked."""
 
-    code = "lock-held"
+    code = topic = "lock-held"
 
 
 class StoreLost(UserError):
     """Raised when the database is not the file any more that this process has opened."""
 
-    code = "store-lost"
+    code = topic = "store-lost"
 
 
 class RunStopped(UserError):
     """Raised in a process that launches or exports a run, once the user has stopped the run."""
 
-    code = "run-stopped"
+    code = topic = "run-stopped"
 
 
 class Interrupted(UserError):

@@ -466,9 +466,10 @@ class RunSpec:
         int,
         Key(
             label="Sequence length",
-            help="Longer rows are cut. Longer sequences need more memory.",
+            help="Longer conversations are cut, longer texts are split. Long sequences need more "
+            "memory.",
             group=BATCH,
-            details="Rows lose their end, and are counted.",
+            details="What conversations lose is counted.",
             unit="tokens",
             minimum=8,
             maximum=10_000_000,
