@@ -155,8 +155,11 @@ async def _halt(
     for node, task in asked.items():
         answer = task.result() if task.done() else _no_answer(node)
         task.cancel()
-        if isinstance(answer, errors.RacklessError):
+        if isinstance(answer, _NO_ANSWER):
             missing[node] = answer
+        elif isinstance(answer, errors.RacklessError):
+            # A node that answers has to end its part, although it could not note the stop.
+            active[node] = (run.attempt,) if node in run.nodes else ()
         else:
             active[node] = answer
     return _Halt(active=active, silent={**silent, **missing})
