@@ -14,15 +14,16 @@ import pytest
 
 from agents.contract.mandate import Handover, closing_bytes, consent_bytes
 from agents.contract.requests import NodeRequest
-from agents.contract.requests.runs import Fence, Halted, HaltRun, RaiseFence
-from agents.contract.run import AttemptLoss, AttemptStatus
+from agents.contract.requests.runs import ClaimAttempt, Fence, Halted, HaltRun, RaiseFence
+from agents.contract.run import AttemptLoss, AttemptStatus, Claim
 from agents.contract.signatures import sign, verify
 from agents.contract.wire import WireError, from_wire
 from app.artifacts.exports.export import find_whole
 from app.errors import UserError
 from app.events import ACTIVE_STATES
+from app.runs import recovery as decisions
 from app.runs.belief import find_foreign
-from app.runs.lifecycle import election
+from app.runs.lifecycle import election, recovery
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import adopt_newer, reconcile_run, search_nodes
 from app.runs.lifecycle.resume import Automatic
@@ -195,6 +196,45 @@ def test_a_fence_of_one_node_ends_no_recovery(home: Home, monkeypatch: pytest.Mo
     asyncio.run(reconcile_run(home.services, home.run_id))
     asyncio.run(resume_run(home.services, home.run_id, automatic=Automatic()))
     assert home.services.runs.get(home.run_id).state == "running"
+
+
+def test_a_node_that_grants_no_number_is_left_out(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beta = home.cluster["beta"]
+    lie(beta, ClaimAttempt, lambda a: Claim(is_granted=False, fence=a.attempt), monkeypatch)
+    run = home.services.runs.get(home.run_id)
+    number, granted = asyncio.run(election.claim_attempt(home.services, run, home.cluster.names()))
+    assert granted == ("alpha", "gamma")
+    assert number < 20
+    assert "beta is left out: it grants no attempt number" in home.texts()
+
+
+def test_a_node_that_refuses_each_launch_is_left_out(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "RETRY_S", (0.0,) * len(decisions.RETRY_S))
+    monkeypatch.setattr(recovery, "POLL_INTERVAL_S", 0.0)
+    home.add_checkpoints(10, "alpha", "beta", "gamma")
+    home.cluster["beta"].launch_error = UserError("no")
+    home.cluster["gamma"].set_state(home.run_id, 1, "lost")
+    asyncio.run(reconcile_run(home.services, home.run_id))
+    assert asyncio.run(recovery.recover_run(home.services, home.run_id))
+    run = home.services.runs.get(home.run_id)
+    assert (run.state, run.nodes) == ("running", ("alpha", "gamma"))
+    assert "beta is left out: it has refused to launch its part" in home.texts()
+
+
+def test_a_node_that_cannot_note_a_stop_ends_its_part(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: HaltRun) -> Halted:
+        raise UserError("the disk is full")
+
+    lie(home.cluster["beta"], HaltRun, refuse, monkeypatch)
+    asyncio.run(stop_run(home.services, home.run_id))
+    assert home.services.runs.get(home.run_id).state == "stopped"
+    assert home.cluster["beta"].attempts[home.run_id, 1].state == "stopped"
 
 
 def test_two_nodes_start_no_attempt_themselves(tmp_path: Path, home: Home) -> None:

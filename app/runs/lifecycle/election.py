@@ -171,7 +171,8 @@ async def claim_attempt(
 ) -> tuple[int, tuple[str, ...]]:
     """Return the number of the next attempt, and the chosen nodes of the run that granted it.
 
-    A node that claims a newer attempt without a proof, or a number far ahead, is left out.
+    A node that claims a newer attempt without a proof, or a number far ahead, or that grants none,
+    is left out.
 
     Raises:
         UserError: they are not a majority, or others have claimed it.
@@ -179,7 +180,7 @@ async def claim_attempt(
     require_majority(run, chosen)
     nodes = [node for node in run.nodes if node in chosen]
     attempt = run.attempt + 1
-    for _ in range(_MAX_CLAIMS):
+    for left in reversed(range(_MAX_CLAIMS)):
         claimed = ClaimAttempt(run_id=run.run_id, attempt=attempt, replaces=run.attempt)
         claims = await asyncio.gather(*(services.pool.agent(n).ask(claimed) for n in nodes))
         later = [n for n, claim in zip(nodes, claims, strict=True) if claim.launched > run.attempt]
@@ -195,8 +196,15 @@ async def claim_attempt(
             nodes = [node for node in nodes if node not in later]
             require_majority(run, nodes)
             continue
-        if all(claim.is_granted for claim in claims):
+        granted = [n for n, claim in zip(nodes, claims, strict=True) if claim.is_granted]
+        if len(granted) == len(nodes):
             return attempt, tuple(nodes)
+        # The others suffice: of two claims with a majority each, the older one is not launched.
+        if left == 1 and is_majority(granted, run.nodes):
+            refusing = [node for node in nodes if node not in granted]
+            text = f"{show_list(refusing)} is left out: it grants no attempt number"
+            services.runs.add_event(run.run_id, "warning", text)
+            nodes = granted
         # A fence may have been raised by another master: try a higher number.
         attempt = max(attempt, *(claim.fence for claim in claims)) + 1
     raise UserError(f"the nodes of run {run.run_id} are starting it by themselves")

@@ -37,6 +37,8 @@ class LaunchOrder:
     """Time at which `stops` was read, in seconds since the epoch."""
     phase: str = "was prepared"
     """What happens now, as the end of a sentence about the run."""
+    refused_by: tuple[str, ...] = ()
+    """Nodes that refused to launch their part."""
 
     def find_stop(self, run: RunRecord) -> LastStop | None:
         """Return the stop that ends this launch, or None."""

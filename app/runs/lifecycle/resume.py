@@ -56,6 +56,8 @@ class Automatic:
 
     may_join: bool = True
     """True if it may use nodes that the lost attempt did not have."""
+    without: frozenset[str] = frozenset()
+    """Nodes to leave out, if the others suffice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,6 +219,7 @@ async def _choose_team(
     ours = belief.believed
     _require_not_resumed(services, run, ours)
     trusted = _leave_out_doubted(services, run, tuple(seen), belief.doubted)
+    trusted = _leave_out_refusing(services, run, trusted, how.without)
     usable = await _leave_out_unusable(services, run.run_id, trusted)
     return _Team(
         nodes=await _choose_automatically(services, run, usable, how),
@@ -238,6 +241,19 @@ def _leave_out_doubted(
         )
         services.runs.add_event(run.run_id, "warning", text)
     return tuple(node for node in nodes if node not in found)
+
+
+def _leave_out_refusing(
+    services: Services, run: RunRecord, nodes: tuple[str, ...], refusing: frozenset[str]
+) -> tuple[str, ...]:
+    """Return the nodes without those that refuse to launch, if a majority of the run is left."""
+    kept = tuple(node for node in nodes if node not in refusing)
+    gone = [node for node in nodes if node in refusing]
+    if not gone or not is_majority(kept, run.nodes):
+        return nodes
+    text = f"{show_list(gone)} is left out: it has refused to launch its part"
+    services.runs.add_event(run.run_id, "warning", text)
+    return kept
 
 
 async def _end_earlier(services: Services, run: RunRecord, team: _Team) -> tuple[int, _Team]:
