@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agents.shared.files.secrets import hide_secrets
-from app.errors import LockHeld
+from app.errors import LockHeld, UserError
 from app.text import show_moment
 
 if sys.platform == "win32":
@@ -170,7 +170,17 @@ def refuse_held(path: Path) -> LockHeld:
 def _open(path: Path) -> int:
     # O_BINARY exists on Windows only. Python's handles are not inheritable, so a child process
     # does not keep the lock.
-    return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+    except (PermissionError, IsADirectoryError) as error:
+        if not path.exists():
+            raise  # its folder cannot be written, which callers explain
+        raise UserError(
+            f"the lock file {path} cannot be opened: {error.strerror}",
+            "It may be left by another user, such as root after `sudo`. End Rackless there, then "
+            "delete it: no data is in it.",
+            where=str(path),
+        ) from error
 
 
 def _try(handle: int, *, is_shared: bool = False) -> bool:

@@ -48,9 +48,6 @@ from agents.contract.run import (
     RankPlacement,
 )
 
-MIN_NODES = 3
-"""Minimum number of nodes for recovery without a master. Of two nodes, the one without rank 0 can
-never be sure that the other has stopped, so only the master recovers their attempt."""
 MAX_LOSSES_AT_ONE_STEP = 3
 MAX_PARKED_S = 3600.0
 """How long after a loss nodes may recover it, in seconds."""

@@ -21,6 +21,9 @@ from agents.contract.signatures import verify
 from agents.contract.spec import RunSpec
 from agents.contract.wire import WireError, from_wire, to_wire
 
+MIN_NODES = 3
+"""Minimum number of nodes for recovery without a master. Of two nodes, the one without rank 0 can
+never be sure that the other has stopped, so only the master recovers their attempt."""
 MAX_TEXT_CHARACTERS = 1 << 20
 """Maximum length of a mandate, beyond any run file's."""
 MAX_HANDOVERS = 1000
@@ -150,6 +153,8 @@ def prove(
     if mandate is None:
         return None
     attempt, nodes = mandate.attempt, mandate.nodes
+    if proof.handovers and len(nodes) < MIN_NODES:
+        return None  # one node alone would be the majority
     for handover in proof.handovers:
         if handover.replaces != attempt or handover.attempt <= attempt:
             return None

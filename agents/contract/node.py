@@ -203,7 +203,8 @@ class ResourceLimit:
 
     def check_foreign(self) -> None:
         check_text("place", self.place)
-        check_number("amount", int(self.amount), 0, MAX_BYTES)
+        if not 0 <= self.amount <= MAX_BYTES:  # NaN, too
+            raise ValueError(f"amount is {self.amount}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

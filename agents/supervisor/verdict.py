@@ -20,6 +20,8 @@ from agents.supervisor.ranks import RankProcess, find_telling_line
 from agents.supervisor.stalls import Stall
 from agents.supervisor.sweep import describe_unkillable
 
+_PART = "The part of node "
+
 PEER_LOST_WORDS = ("lost its connection to", "timed out waiting for")
 """Phrases in the trainer's own messages about a lost rank."""
 PEER_LOST_SIGNS = (
@@ -98,7 +100,8 @@ def judge_ended_peer(node: str, reason: str) -> AttemptOutcome:
     """Return the outcome of ranks that load while the part of another node has ended."""
     return AttemptOutcome(
         state="failed",
-        message=f"The part of node {node} has ended: {reason}",
+        # A node that ended because of another one names that one.
+        message=reason if reason.startswith(_PART) else f"{_PART}{node} has ended: {reason}",
         peer_lost=True,
         cause="peer_lost",
     )

@@ -144,12 +144,14 @@ def _is_recorded(services: Services, status: AttemptStatus) -> bool:
 def find_foreign(services: Services, doubted: Sequence[AttemptStatus]) -> tuple[FoundRun, ...]:
     """Return the runs of one node to show: the newest attempt of each, and those with processes."""
     newest = {s.run_id: s.attempt for s in sorted(doubted, key=lambda s: s.attempt)}
-    active = active_attempts(doubted)
+    # Keys: comparing each status with all others takes seconds if a node lists thousands.
+    active = {(one.run_id, one.attempt) for one in active_attempts(doubted)}
     shown = [
         one
         for one in doubted
         # An ended attempt of this home, on a node that was renamed since, needs no decision.
-        if one in active or (one.attempt == newest[one.run_id] and not _is_recorded(services, one))
+        if (one.run_id, one.attempt) in active
+        or (one.attempt == newest[one.run_id] and not _is_recorded(services, one))
     ]
     stored = {one.run_id: services.runs.store.get(one.run_id) for one in shown}
     specs = [
@@ -163,7 +165,7 @@ def find_foreign(services: Services, doubted: Sequence[AttemptStatus]) -> tuple[
             name=spec.name if spec is not None else "",
             node=one.node,
             state=one.state,
-            is_active=one in active,
+            is_active=(one.run_id, one.attempt) in active,
             started_s=one.started_s,
             master=one.master,
             files=list_files(spec) if spec is not None else (),

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from app import filelock
-from app.errors import LockHeld
-from app.filelock import locked, read_holder, try_held, try_locked
+from app.errors import LockHeld, UserError
+from app.filelock import is_held, locked, read_holder, try_held, try_locked
 
 HOLD = """
 import sys
@@ -97,3 +97,12 @@ def test_a_lock_of_an_earlier_version_has_no_record(tmp_path: Path) -> None:
     handle = try_held(path)
     assert handle is not None
     os.close(handle)
+
+
+def test_a_lock_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    path.mkdir()
+    for use in (is_held, try_held, try_locked):
+        with pytest.raises(UserError, match=r"lock file .*x\.lock cannot be opened") as error:
+            use(path)
+        assert "delete it" in error.value.hint

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agents.contract.names import MAX_ATTEMPT, check_number
 from agents.contract.requests import DELETE_S, HASH_S, NodeRequest
 from agents.contract.requests.storage import Freed
 from agents.contract.run import BundleStatus, CheckpointInfo, Claim, FileEntry
 from agents.contract.wire import WireError, shorten
+
+MAX_ACTIVE = 100
+"""Maximum number of attempts of one run with processes on a node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +86,11 @@ class Halted:
     """Newest attempt that may not start any more."""
     active: tuple[int, ...] = ()
     """Attempts that still have processes, which a stop has to end."""
+
+    def check_foreign(self) -> None:
+        check_number("active", len(self.active), 0, MAX_ACTIVE)
+        for attempt in self.active:
+            check_number("active", attempt, 1, MAX_ATTEMPT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

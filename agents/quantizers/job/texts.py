@@ -116,7 +116,9 @@ def _read(
     files = find_data(source.path, held_out_from=held_out_from)
     tally = Tally(name=files.name)
     objective = "" if of_any_objective else source.objective  # empty: the reader accepts any format
-    data = DataSpec(train=source.path, format=source.format, columns=source.columns)
+    data = DataSpec(
+        train=source.path, format=source.format, columns=source.columns, documents="line"
+    )
     reader = RowReader(files, data, objective, tally)
     rows: list[tuple[int, ...]] = []
     for row in tokenize_rows(tokenizer, islice(reader, _MOST_READ), most_tokens):

@@ -116,6 +116,8 @@ def _read_rendered(
     texts = [text for name in names if isinstance(text := value[name], str)]
     if not isinstance(prompt, str) or not texts or len(texts) != len(names):
         return None
+    if any(find_turns(text) for text in texts):  # messages in a column of a CSV file
+        return None
     if asked is None and is_pair:  # TRL's implicit prompt: the common beginning of both
         prompt = _find_common(*texts)
         if len(prompt.split()) < _MIN_SHARED_WORDS:

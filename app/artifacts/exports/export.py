@@ -39,7 +39,7 @@ from app.runs.checkpoints import Copy, find_copies
 from app.runs.export_claims import claim_export, claim_name
 from app.runs.inputs.run_inputs import Inputs, recall_inputs, send
 from app.runs.lifecycle.launch_order import take_order, unless_stopped
-from app.runs.lifecycle.start_point import choose_checkpoint
+from app.runs.lifecycle.start_point import choose_checkpoint, find_genuine
 from app.runs.nodes.node_pool import NodeAgent
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -316,7 +316,7 @@ async def find_whole(
         UserError: there is no whole checkpoint, or no such node.
     """
     _expect_nodes(services, nodes)
-    copies = await find_copies(services, run_id, nodes)
+    copies = await find_genuine(services, run_id, nodes, checkpoint)
     good = await choose_checkpoint(services, run_id, copies, checkpoint)
     if not good:
         raise UserError(

@@ -14,7 +14,8 @@ import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from agents.contract.election import MAX_PARKED_S, MIN_NODES, is_majority
+from agents.contract.election import MAX_AHEAD, MAX_PARKED_S, is_majority
+from agents.contract.mandate import MIN_NODES
 from agents.contract.requests.attempts import KeepAttempt
 from agents.contract.requests.probes import ChoosePort
 from agents.contract.requests.runs import ClaimAttempt
@@ -152,12 +153,26 @@ def require_majority(run: RunRecord, nodes: Collection[str]) -> None:
         )
 
 
+def most_believed(known: Mapping[str, int], run: RunRecord, attempt: int) -> int:
+    """Return the highest attempt number that a node can honestly know after `attempt`.
+
+    One node alone may name any, and one near the last number would be the run's last.
+    """
+    agreed = (
+        number
+        for number in sorted(known.values(), reverse=True)
+        if is_majority([node for node, one in known.items() if one >= number], run.nodes)
+    )
+    return max(attempt, next(agreed, 0)) + MAX_AHEAD
+
+
 async def claim_attempt(
     services: Services, run: RunRecord, chosen: Collection[str]
 ) -> tuple[int, tuple[str, ...]]:
     """Return the number of the next attempt, and the chosen nodes of the run that granted it.
 
-    A node that claims a newer attempt without a proof is left out.
+    A node that claims a newer attempt without a proof, or a number far ahead, or that grants none,
+    is left out.
 
     Raises:
         UserError: they are not a majority, or others have claimed it.
@@ -165,21 +180,31 @@ async def claim_attempt(
     require_majority(run, chosen)
     nodes = [node for node in run.nodes if node in chosen]
     attempt = run.attempt + 1
-    for _ in range(_MAX_CLAIMS):
+    for left in reversed(range(_MAX_CLAIMS)):
         claimed = ClaimAttempt(run_id=run.run_id, attempt=attempt, replaces=run.attempt)
         claims = await asyncio.gather(*(services.pool.agent(n).ask(claimed) for n in nodes))
         later = [n for n, claim in zip(nodes, claims, strict=True) if claim.launched > run.attempt]
         if later and await _is_continued(services, run, later):
             services.recoveries.close(run.run_id, "replaced")
             raise UserError(f"run {run.run_id} is already running, started elsewhere")
+        fences = {n: claim.fence for n, claim in zip(nodes, claims, strict=True)}
+        most = most_believed(fences, run, attempt)
+        later = later or [node for node, fence in fences.items() if fence > most]
         if later:
             text = f"{show_list(later)} is left out: it names a newer attempt without a proof"
             services.runs.add_event(run.run_id, "warning", text)
             nodes = [node for node in nodes if node not in later]
             require_majority(run, nodes)
             continue
-        if all(claim.is_granted for claim in claims):
+        granted = [n for n, claim in zip(nodes, claims, strict=True) if claim.is_granted]
+        if len(granted) == len(nodes):
             return attempt, tuple(nodes)
+        # The others suffice: of two claims with a majority each, the older one is not launched.
+        if left == 1 and is_majority(granted, run.nodes):
+            refusing = [node for node in nodes if node not in granted]
+            text = f"{show_list(refusing)} is left out: it grants no attempt number"
+            services.runs.add_event(run.run_id, "warning", text)
+            nodes = granted
         # A fence may have been raised by another master: try a higher number.
         attempt = max(attempt, *(claim.fence for claim in claims)) + 1
     raise UserError(f"the nodes of run {run.run_id} are starting it by themselves")
@@ -241,7 +266,8 @@ def record_election(services: Services, run: RunRecord, plan: ElectionPlan) -> N
     """Record the recovery by a run's own nodes, once its attempt is stored."""
     known = {loss.attempt for loss in services.recoveries.of_run(run.run_id) if loss.resumed_s}
     following = [*(loss.attempt for loss in plan.losses[1:]), run.attempt]
-    for loss, resumed in zip(plan.losses, following, strict=True):
+    # Not strict: a node may name a plan without losses.
+    for loss, resumed in zip(plan.losses, following, strict=False):
         if loss.attempt not in known:
             services.recoveries.put(
                 Loss(

@@ -361,6 +361,11 @@ async def _launch_everywhere(
             *(pool.agent(intent.node).ask(LaunchAttempt(intent=intent)) for intent in intents),
             return_exceptions=True,
         )
+    order.refused_by = tuple(
+        node
+        for node, answer in zip(nodes, answers, strict=True)
+        if isinstance(answer, UserError) and not isinstance(answer, NodeUnreachable)
+    )
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer

@@ -33,8 +33,12 @@ class LaunchOrder:
     """Number of stops before it."""
     asked_s: float
     """Time at which the user asked for it, in seconds since the epoch."""
+    taken_s: float
+    """Time at which `stops` was read, in seconds since the epoch."""
     phase: str = "was prepared"
     """What happens now, as the end of a sentence about the run."""
+    refused_by: tuple[str, ...] = ()
+    """Nodes that refused to launch their part."""
 
     def find_stop(self, run: RunRecord) -> LastStop | None:
         """Return the stop that ends this launch, or None."""
@@ -44,9 +48,9 @@ class LaunchOrder:
         # A process of an earlier version stores no number.
         if run.stop_asked and run.state in ACTIVE_STATES:
             return stop
-        # A command needs a second to open the store, in which the user may press Stop. A time in
-        # the future is that of a clock which was set back since, and means nothing.
-        if stop.time_s is not None and self.asked_s < stop.time_s <= time.time():
+        # A command needs a second to open the store, in which the user may press Stop. A time after
+        # that is of a clock which was set back since, and means nothing.
+        if stop.time_s is not None and self.asked_s < stop.time_s <= self.taken_s:
             return stop
         return None
 
@@ -56,7 +60,9 @@ def take_order(services: Services, run_id: str, asked_s: float | None = None) ->
     now_s = time.time()
     asked_s = now_s if asked_s is None else min(asked_s, now_s)
     run = services.runs.get(run_id)
-    return LaunchOrder(run_id=run.run_id, stops=run.last_stop.number, asked_s=asked_s)
+    return LaunchOrder(
+        run_id=run.run_id, stops=run.last_stop.number, asked_s=asked_s, taken_s=time.time()
+    )
 
 
 def require_not_stopped(services: Services, order: LaunchOrder) -> None:

@@ -256,7 +256,8 @@ async def adopt_newer(services: Services, run: RunRecord) -> bool:
     found = await asyncio.to_thread(believed_attempts, services, run.run_id, listed)
     newer = [s for s in attempt_status.active_attempts(found) if s.attempt > run.attempt]
     if election.find_self_started(services, run, newer) is None:
-        return election.adopt_regrouped(services, run, found)
+        # What is left of a stopped run is ended, by a resume or once its nodes are searched.
+        return not _was_stopped(services, run) and election.adopt_regrouped(services, run, found)
     await take_in(services, run.run_id, found)
     return services.runs.get(run.run_id).attempt > run.attempt
 
@@ -271,10 +272,12 @@ async def take_in(services: Services, run_id: str, statuses: Sequence[AttemptSta
     run = runs.store.get(run_id)
     if run is None:
         run = _add_found(services, run_id, [s for s in statuses if s.attempt == newest])
-    # Another master has resumed the run.
+    # Another master, or its own nodes, have resumed the run.
     elif newest > run.attempt and not services.is_launching(run_id):
-        adopt_attempt(services, run, [s for s in statuses if s.attempt == newest])
-        run = runs.get(run_id)
+        later = [s for s in statuses if s.attempt == newest]
+        if not _missed_stop(services, run, later):
+            adopt_attempt(services, run, later)
+            run = runs.get(run_id)
     if run is None:
         return
     from app.runs.lifecycle.takeover import note_takeover
@@ -283,6 +286,20 @@ async def take_in(services: Services, run_id: str, statuses: Sequence[AttemptSta
     await _mirror_all(services, run, statuses)
     await _end_zombies(services, run, statuses)
     await reconcile_run(services, run_id)
+
+
+def _missed_stop(services: Services, run: RunRecord, later: Sequence[AttemptStatus]) -> bool:
+    """Return whether nodes started an attempt because they missed that the user stopped the run."""
+    if not _was_stopped(services, run) or election.find_self_started(services, run, later) is None:
+        return False
+    proved = _find_proof(services, later)
+    # A store that was restored may lack a later launch of this home, which the nodes recovered.
+    return proved is None or proved.mandate.attempt <= run.attempt
+
+
+def _was_stopped(services: Services, run: RunRecord) -> bool:
+    # A run that stops at a checkpoint for nodes to join continues automatically.
+    return run.state == "stopped" and not services.recoveries.is_pending(run.run_id)
 
 
 def _add_found(
@@ -449,7 +466,12 @@ async def _end_zombies(
         if status.attempt == run.attempt and run.state in ACTIVE_STATES:
             continue
         record = records.get(status.attempt)
-        is_ours = record.is_ours if record else services.key.prove(status) is not None
+        is_ours = (
+            record.is_ours
+            if record
+            else services.key.prove(status) is not None
+            or election.find_self_started(services, run, [status]) is not None
+        )
         if not is_ours:  # adopted: its own master ends it
             continue
         services.runs.add_event(
@@ -457,8 +479,14 @@ async def _end_zombies(
             "warning",
             f"attempt {status.attempt} was still running on {status.node}; it is stopped",
         )
+        closing = await asyncio.to_thread(services.key.sign_closing, run.run_id, status.attempt)
         await attempt_status.stop_parts(
-            services.pool, [status.node], run.run_id, status.attempt, ZOMBIE_GRACE_S
+            services.pool,
+            [status.node],
+            run.run_id,
+            status.attempt,
+            ZOMBIE_GRACE_S,
+            closing=closing,
         )
     # A node that was cut off waits for the others, which have continued without it.
     await election.close_replaced(services, run, statuses)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from dataclasses import replace
 
 from app.errors import RacklessError, UserError
@@ -20,6 +21,7 @@ from app.events import ACTIVE_STATES, RESUMABLE_STATES
 from app.presentation.interruption_text import describe_repeated
 from app.runs.interruptions import find_interruption
 from app.runs.lifecycle.election import close_parts, keeping_parts
+from app.runs.lifecycle.launch_order import take_order
 from app.runs.lifecycle.losses import per_hour
 from app.runs.lifecycle.reconcile import adopt_newer, reconcile_run
 from app.runs.lifecycle.resume import Automatic, Choices, resume_run
@@ -29,6 +31,8 @@ from app.storage.runs import RunRecord
 from app.text import show_duration, show_list
 
 POLL_INTERVAL_S = 0.5
+MAX_REFUSED_LAUNCHES = 2
+"""Number of launches that a node may refuse before the run continues without it."""
 
 
 async def recover_run(services: Services, run_id: str) -> bool:
@@ -58,6 +62,7 @@ class _Recovery:
         self._services = services
         self._run_id = run_id
         self._refusals = Refusals()
+        self._refused_by: Counter[str] = Counter()
         self._waits_for = ""
 
     async def advance(self) -> bool | None:
@@ -101,12 +106,18 @@ class _Recovery:
         if not self._refusals.count:
             text = "resuming automatically on the nodes that answer"
             services.runs.add_event(run_id, "recovery", text)
+        # A node that failed to join once must not keep the others waiting, nor one that refuses to
+        # launch its part again and again.
+        refusing = frozenset(
+            node for node, times in self._refused_by.items() if times >= MAX_REFUSED_LAUNCHES
+        )
+        how = Automatic(may_join=not self._refusals.count, without=refusing)
+        order = take_order(services, run_id)
         try:
-            # A node that failed to join once must not keep the others waiting.
-            how = Automatic(may_join=not self._refusals.count)
             await reconcile_run(services, run_id)
-            await resume_run(services, run_id, Choices(), automatic=how)
+            await resume_run(services, run_id, Choices(), automatic=how, order=order)
         except RacklessError as error:
+            self._refused_by.update(order.refused_by)
             now_s = time.time()
             self._refusals = Refusals(
                 count=self._refusals.count + 1,

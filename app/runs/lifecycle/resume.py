@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agents.contract.election import is_majority
 from agents.contract.requests.attempts import ListAttempts
 from agents.contract.requests.runs import RaiseFence
 from agents.contract.run import AttemptStatus
@@ -24,7 +25,12 @@ from app.progress import OnMessage
 from app.runs import preflight
 from app.runs.belief import believed_attempts, judge_statuses
 from app.runs.inputs.run_inputs import Inputs, recall_inputs, send_inputs
-from app.runs.lifecycle.election import adopt_regrouped, claim_attempt, require_majority
+from app.runs.lifecycle.election import (
+    adopt_regrouped,
+    claim_attempt,
+    most_believed,
+    require_majority,
+)
 from app.runs.lifecycle.launch import launch
 from app.runs.lifecycle.launch_order import LaunchOrder, take_order, unless_stopped
 from app.runs.lifecycle.reconcile import LOSS_GRACE_S
@@ -39,9 +45,9 @@ from app.text import show_list
 
 # Fenced ranks cannot commit a checkpoint any more, so there is nothing to wait for.
 LEFTOVER_GRACE_S = 5.0
-MAX_SKIPPED = 1000
-"""Maximum number of attempts that others may have started meanwhile; a node that knows a higher
-number is not believed, or it would use up all numbers."""
+MAX_FENCE_ROUNDS = 5
+"""Maximum number of times that the nodes are asked for the next number: a node may name a higher
+one each time, and refuses the launch itself if that is true."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +56,8 @@ class Automatic:
 
     may_join: bool = True
     """True if it may use nodes that the lost attempt did not have."""
+    without: frozenset[str] = frozenset()
+    """Nodes to leave out, if the others suffice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,6 +219,7 @@ async def _choose_team(
     ours = belief.believed
     _require_not_resumed(services, run, ours)
     trusted = _leave_out_doubted(services, run, tuple(seen), belief.doubted)
+    trusted = _leave_out_refusing(services, run, trusted, how.without)
     usable = await _leave_out_unusable(services, run.run_id, trusted)
     return _Team(
         nodes=await _choose_automatically(services, run, usable, how),
@@ -232,6 +241,19 @@ def _leave_out_doubted(
         )
         services.runs.add_event(run.run_id, "warning", text)
     return tuple(node for node in nodes if node not in found)
+
+
+def _leave_out_refusing(
+    services: Services, run: RunRecord, nodes: tuple[str, ...], refusing: frozenset[str]
+) -> tuple[str, ...]:
+    """Return the nodes without those that refuse to launch, if a majority of the run is left."""
+    kept = tuple(node for node in nodes if node not in refusing)
+    gone = [node for node in nodes if node in refusing]
+    if not gone or not is_majority(kept, run.nodes):
+        return nodes
+    text = f"{show_list(gone)} is left out: it has refused to launch its part"
+    services.runs.add_event(run.run_id, "warning", text)
+    return kept
 
 
 async def _end_earlier(services: Services, run: RunRecord, team: _Team) -> tuple[int, _Team]:
@@ -429,18 +451,25 @@ async def _raise_fence(
     Raises:
         UserError: the number was claimed, and a node knows a newer one.
     """
-    while True:
+    most: int | None = None
+    for _ in range(MAX_FENCE_ROUNDS):
         request = RaiseFence(run_id=run.run_id, attempt=attempt)
         fences = await asyncio.gather(*(services.pool.agent(node).ask(request) for node in nodes))
-        most = attempt + MAX_SKIPPED
+        known = {n: max(f.attempt, f.halted) for n, f in zip(nodes, fences, strict=True)}
+        most = most or most_believed(known, run, attempt)
         newest = max((f.attempt for f in fences if f.attempt <= most), default=attempt)
         halted = max((f.halted for f in fences if f.halted <= most), default=0)
         if newest <= attempt and halted < attempt:
-            return attempt
+            break
         if is_claimed:
+            # The others have granted this number, and one node alone may name any.
+            ahead = [node for node, number in known.items() if number > attempt]
+            if not is_majority(ahead, run.nodes):
+                break
             raise UserError(f"run {run.run_id} is being resumed elsewhere")
         # Another master has resumed this run, or a stop has ended the attempt of this number.
         attempt = max(newest + 1 if newest > attempt else attempt, halted + 1)
+    return attempt
 
 
 async def _stop_leftovers(

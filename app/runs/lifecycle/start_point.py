@@ -50,9 +50,7 @@ async def prepare_checkpoint(
     Raises:
         UserError: there is no checkpoint, none is intact, or newer ones are out of reach.
     """
-    copies = await find_copies(services, run_id, answering)
-    if wanted is None:
-        copies = await _leave_out_planted(services, run_id, copies, answering)
+    copies = await find_genuine(services, run_id, answering, wanted)
     fitting = copies
     known = {copy.info.step for copy in copies}
     # A missing step is left to `choose_checkpoint`, which lists the available ones.
@@ -85,6 +83,16 @@ async def prepare_checkpoint(
         for note in await services.pool.copy(good[0].node, lacking, good[0].info.path):
             services.runs.add_event(run_id, "warning", note)
     return step, [copy for copy in copies if copy.info.step > step]
+
+
+async def find_genuine(
+    services: Services, run_id: str, answering: Sequence[str], wanted: int | None
+) -> tuple[Copy, ...]:
+    """Return the copies on these nodes: all, or if the user named no step, those of saved steps."""
+    copies = await find_copies(services, run_id, answering)
+    if wanted is not None:
+        return copies
+    return await _leave_out_planted(services, run_id, copies, answering)
 
 
 async def _leave_out_planted(

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from agents.contract.election import is_majority
 from agents.contract.requests.attempts import ListAttempts, StopAttempt
 from agents.contract.requests.runs import DeleteRun, HaltRun
 from app import errors
@@ -114,7 +115,7 @@ async def _wait_for_starter(services: Services, run_id: str, report: OnMessage) 
 
 def _say_suspended(services: Services, run_id: str, starter: Holder, report: OnMessage) -> None:
     text = (
-        f"{starter} was launching the run and does not answer; it starts nothing any more. "
+        f"{starter} was launching the run and does not answer; it will start nothing. "
         f"{starter.advice}."
     )
     report(text)
@@ -142,9 +143,7 @@ async def _halt(
     known = [name for name in services.pool.names() if name not in silent]
     own = [node for node in run.nodes if node in known]
     names = list(dict.fromkeys([*own, *(known if everywhere else ())]))
-    # While a resume is in progress, the next number is the one that must not start.
-    newest = run.attempt + (run.state not in ACTIVE_STATES)
-    request = HaltRun(run_id=run.run_id, attempt=newest)
+    request = HaltRun(run_id=run.run_id, attempt=_newest(run))
     asked = {name: asyncio.create_task(_ask_halt(services, name, request)) for name in names}
     if own:
         await asyncio.wait([asked[node] for node in own], timeout=HALT_S)
@@ -156,11 +155,20 @@ async def _halt(
     for node, task in asked.items():
         answer = task.result() if task.done() else _no_answer(node)
         task.cancel()
-        if isinstance(answer, errors.RacklessError):
+        if isinstance(answer, _NO_ANSWER):
             missing[node] = answer
+        elif isinstance(answer, errors.RacklessError):
+            # A node that answers has to end its part, although it could not note the stop.
+            active[node] = (run.attempt,) if node in run.nodes else ()
         else:
             active[node] = answer
     return _Halt(active=active, silent={**silent, **missing})
+
+
+def _newest(run: RunRecord) -> int:
+    """Return the newest attempt that may have been launched."""
+    # While a resume is in progress, the next number is the one that must not start.
+    return run.attempt + (run.state not in ACTIVE_STATES)
 
 
 async def _ask_halt(
@@ -195,10 +203,13 @@ async def _stop_active(
         return {}
     if run.state in ACTIVE_STATES:
         services.runs.move(run.run_id, run.attempt, "stopping", "", "")
-    closings = {
-        attempt: await asyncio.to_thread(services.key.sign_closing, run.run_id, attempt)
-        for attempt in {attempt for _, attempt in parts}
-    }
+    closings: dict[int, str] = {}
+    for attempt in {attempt for _, attempt in parts}:
+        listed = [node for node, attempts in active.items() if attempt in attempts]
+        # One node alone may name future attempts, whose recovery it could then prevent.
+        if attempt <= _newest(run) or is_majority(listed, run.nodes):
+            sign = services.key.sign_closing
+            closings[attempt] = await asyncio.to_thread(sign, run.run_id, attempt)
     async with _reporting(services.pool, run, grace_s, report):
         answers = await asyncio.gather(
             *(
@@ -209,7 +220,7 @@ async def _stop_active(
                     run.run_id,
                     attempt,
                     grace_s if attempt >= run.attempt else 0.0,
-                    closing=closings[attempt],
+                    closing=closings.get(attempt, ""),
                 )
                 for node, attempt in parts
             )
@@ -223,6 +234,13 @@ async def _wait_for_exports(services: Services, run_id: str, report: OnMessage) 
     while (exports := list_exports(services, run_id)) and time.monotonic() < deadline_s:
         report(f"waiting for an export of the run by {exports[0]} to end")
         await asyncio.sleep(POLL_INTERVAL_S)
+    for holder in exports:
+        text = (
+            f"{holder} was exporting the run and does not answer; the export ends once that "
+            f"process continues. {holder.advice}."
+        )
+        report(text)
+        services.runs.add_event(run_id, "warning", text)
 
 
 async def _record_end(

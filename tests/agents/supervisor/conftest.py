@@ -98,8 +98,14 @@ class Node:
     def wait_step(self, attempt: AttemptFolder, step: int = 1) -> AttemptStatus:
         """Return the status once every local rank has done that step."""
 
+        intent = attempt.read_intent()
+        assert intent is not None
+        num_local = sum(place.node == intent.node for place in intent.ranks)
+
         def is_there(status: AttemptStatus) -> bool:
-            return bool(status.ranks) and all((r.step or 0) >= step for r in status.ranks)
+            # A rank that begins late is not in the status yet.
+            all_began = len(status.ranks) == num_local
+            return all_began and all((r.step or 0) >= step for r in status.ranks)
 
         return self.wait(attempt, is_there)
 

@@ -10,6 +10,7 @@ from agents.contract.requests.runs import HaltRun, RaiseFence
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.serve.handlers.runs import fence, halt
+from agents.supervisor import halt as halt_module
 from agents.supervisor.attempt import read_status
 from agents.supervisor.fence import claim_attempt, raise_fence
 from agents.supervisor.halt import halt_run
@@ -68,3 +69,16 @@ def test_processes_whose_folder_was_deleted_are_ended(node: Node) -> None:
     shutil.rmtree(node.home.runs)
     assert ask_halt(node, 1) == ()
     assert find_processes(attempt.tag) == []
+
+
+def test_a_full_disk_keeps_no_attempt_from_being_named(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = node.launch("train", attempt=1)
+    node.wait_step(attempt)
+
+    def fail(*_: object) -> None:
+        raise ExpectedError("The disk is full.")
+
+    monkeypatch.setattr(halt_module, "write_bytes", fail)
+    assert ask_halt(node, 1) == (1,)

@@ -21,7 +21,12 @@ from app.runs.export_claims import claim_deletion, claim_export
 from app.runs.lifecycle import launch_order, resume
 from app.runs.lifecycle import stop as stop_module
 from app.runs.lifecycle.launch import start_run
-from app.runs.lifecycle.launch_order import record_stop, take_order, unless_stopped
+from app.runs.lifecycle.launch_order import (
+    record_stop,
+    require_not_stopped,
+    take_order,
+    unless_stopped,
+)
 from app.runs.lifecycle.losses import note_loss
 from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.lifecycle.stop import delete_run, stop_run
@@ -193,6 +198,11 @@ def test_a_resume_whose_process_started_before_the_stop_launches_nothing(
         lambda run: replace(run, last_stop=replace(run.last_stop, time_s=time.time() + 3600)),
     )
     order = take_order(services, interrupted, asked_s)
+    # Nor does it once the clock, set right again, has passed the time of that stop.
+    services.runs.change(
+        interrupted, lambda run: replace(run, last_stop=replace(run.last_stop, time_s=time.time()))
+    )
+    require_not_stopped(services, order)
     asyncio.run(resume.resume_run(services, interrupted, resume.Choices(), order=order))
     assert len(cluster["alpha"].intents) == 2
 
@@ -310,6 +320,18 @@ async def test_a_stop_ends_an_export_of_the_run(services: Services, run_id: str)
     await stop_run(services, run_id)
     with pytest.raises(RunStopped):
         await work
+
+
+def test_an_export_whose_process_does_not_answer_is_named(
+    services: Services, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_module, "EXPORT_S", 0.0)
+    said: list[str] = []
+    with claim_export(services, run_id):
+        asyncio.run(stop_run(services, run_id, said.append))
+    assert f"process {os.getpid()}" in said[-1]
+    assert "was exporting the run and does not answer" in said[-1]
+    assert services.runs.get(run_id).state == "stopped"
 
 
 def test_a_run_is_not_deleted_from_the_first_moment_of_its_export_on(
