@@ -19,6 +19,7 @@ from agents.quantizers.inference.models import LIKELIEST, load_model, name_trans
 from agents.quantizers.merge import copy_values, has_adapter
 from agents.trainer.checkpoint.folder import read_checkpoint
 from agents.trainer.data.hub import find_model
+from agents.trainer.data.stops import find_stops
 from agents.trainer.data.templates import render_question
 from agents.trainer.data.tokenizer import load_tokenizer
 from agents.trainer.data.tokenizer_bounds import BoundedDecoder, bounded_tokenizer, decode
@@ -115,6 +116,8 @@ class _ModelSpeaker:
         started = time.perf_counter()
         self._tokenizer, _ = load_tokenizer(folder)
         self._model = _load(job, folder, device)
+        # The config of a base model lacks the token that ends answers in its chat template.
+        self._stops = find_stops(folder, self._tokenizer)
         self.load_s = time.perf_counter() - started
         self.runtime = name_transformers()
         # Models without a maximum position, such as those with ALiBi, lack the field.
@@ -145,6 +148,7 @@ class _ModelSpeaker:
                     max_new_tokens=min(turn.max_tokens, self._most - num_asked),
                     # One row needs no padding; this only avoids a warning of Transformers.
                     pad_token_id=self._tokenizer.pad_token_id or 0,
+                    eos_token_id=list(self._stops),
                     stopping_criteria=StoppingCriteriaList([is_stopped]),
                     streamer=_make_streamer(self._tokenizer, clock, say),
                     **how,
@@ -154,8 +158,7 @@ class _ModelSpeaker:
                 "The GPU ran out of memory.", "Ask a smaller artifact, or for fewer tokens"
             ) from error
         new = out_BT[0, num_asked:].tolist()
-        ends = self._model.generation_config.eos_token_id
-        whole = new[-1] in (ends if isinstance(ends, list) else [ends])
+        whole = new[-1] in self._stops
         text = decode(self._tokenizer, new, skip_special_tokens=True)
         # A stop together with the last token changes nothing, since the answer is complete.
         stopped = wish.stopped.is_set() and not whole
@@ -255,6 +258,8 @@ class _LlamaCppSpeaker:
             "temperature": turn.temperature,
             "top_p": turn.top_p,
             "stream": True,
+            # Thoughts are part of the text, as in Transformers; else they would be left out.
+            "reasoning_format": "none",
         }
         self._server.handle_chat_completions(asked, hear)
         if problems:

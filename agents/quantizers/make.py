@@ -39,6 +39,7 @@ from agents.quantizers.proof.reference_model import Original, look_at_original, 
 from agents.quantizers.proof.verdict import Proof, find_lost_tokens, share_of_same_tokens
 from agents.shared.models.export_support import find_left_wide, find_refusal, suggest
 from agents.state import read_json
+from agents.trainer.data.stops import GENERATION_FILE
 from agents.trainer.data.tokenizer import load_tokenizer
 
 _LLAMA_CPP_ROWS, _FEWEST_ROWS = 12, 2
@@ -123,6 +124,9 @@ def _make(
             _prove_gguf(kind, path, first, tokenizer, progress) for kind, path in files.items()
         ]
     else:
+        # The merged model names all ids at which it stops; a package may have written others.
+        if (model / GENERATION_FILE).exists():
+            (folder / GENERATION_FILE).unlink(missing_ok=True)
         # The lineage identifies the merged weights, which the result does not have.
         copy_companions(model, folder, leave=(LINEAGE_FILE,))
         proofs = [prove_folder(job, folder, first, progress)]

@@ -35,6 +35,7 @@ from agents.quantizers.job.reuse import LINEAGE_FILE, is_merged, make_room, name
 from agents.trainer.checkpoint.fingerprint import hash_like, hash_model
 from agents.trainer.checkpoint.folder import Checkpoint, read_checkpoint
 from agents.trainer.data.hub import find_model
+from agents.trainer.data.stops import write_stops
 from agents.trainer.data.tokenizer import load_tokenizer
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
@@ -198,9 +199,11 @@ def _copy_rest(
     }
     (folder / LINEAGE_FILE).write_text(json.dumps(lineage, indent=1), encoding="ascii")
     state = json.loads((checkpoint.path / STATE_FILE).read_bytes())
+    tokenizer, _ = load_tokenizer(base, state.get("text_rules", 1))
+    # The config of a base model lacks the token that ends answers in its chat template.
+    write_stops(folder, tokenizer)
     # The base model has no template, so the result gets the one of the training.
     if state.get("plain_template"):
-        tokenizer, _ = load_tokenizer(base, state.get("text_rules", 1))
         (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="ascii")
     if has_adapter(checkpoint):
         (folder / "adapter").mkdir(mode=0o700)

@@ -6,8 +6,9 @@ The programs are not run here. The configuration is compared with the fields tha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agents.contract.formats import EXPORTS
@@ -47,6 +48,9 @@ class ServedFolder:
     """Ollama's template with its stops, as lines of a Modelfile, by GGUF type."""
     template_problems: Mapping[str, str]
     """Reason why the model's template cannot be written in a Modelfile, by GGUF type."""
+    stops: Mapping[str, str] = field(default_factory=dict)
+    """Token that ends an answer, if the file names one in addition to its end token, by GGUF
+    type."""
 
 
 def serve_commands(artifact: ArtifactSnapshot, folder: ServedFolder) -> tuple[ServeCommand, ...]:
@@ -123,6 +127,8 @@ def _ollama(artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: s
     modelfile = f"Modelfile-{kind}"
     template = folder.templates.get(kind, "")
     why = folder.template_problems.get(kind, "")
+    end = folder.stops.get(kind, "")
+    stop = f"PARAMETER stop {json.dumps(end)}\n" if end else ""
     note = (
         "The Modelfile has the model's own chat template."
         if template
@@ -135,7 +141,7 @@ def _ollama(artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: s
         command=posix_command("ollama", "create", model, "-f", f"{folder.path}/{modelfile}")
         + f" && {posix_command('ollama', 'run', model)}",
         notes=(note, NOT_TRIED),
-        modelfile=f"FROM ./{file}\n{template}",
+        modelfile=f"FROM ./{file}\n{template}{stop if stop not in template else ''}",
         modelfile_name=modelfile,
     )
 

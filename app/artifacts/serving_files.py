@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,14 @@ def _read_folder(artifact: ArtifactSnapshot, folder: Path) -> ServedFolder:
     names = sorted(path.name for path in folder.glob("*.gguf") if path.name.isprintable())
     types = [kind for kind in artifact.types if is_known_type(artifact.format, kind)]
     files = [(kind, name) for kind in types for name in names if f"-{kind}." in name]
-    templates, problems = {}, {}
+    templates, problems, stops = {}, {}, {}
     # Cached, since the files of a model share one template and each translation starts a process.
     translate = functools.cache(_translate_template)
     for kind, name in files:
         try:
-            templates[kind] = translate(*_read_template(folder / name))
+            about = read_metadata(folder / name)
+            stops[kind] = _name_token(about, "eot")
+            templates[kind] = translate(*_read_template(about))
         except (OSError, ValueError) as error:
             problems[kind] = str(error)
     return ServedFolder(
@@ -70,22 +73,20 @@ def _read_folder(artifact: ArtifactSnapshot, folder: Path) -> ServedFolder:
         files=tuple(files),
         templates=templates,
         template_problems=problems,
+        stops=stops,
     )
 
 
-def _read_template(path: Path) -> tuple[str, str, str]:
+def _read_template(about: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return a GGUF file's chat template with the model's first and last token.
 
     Raises:
         ValueError: the file has no template.
     """
-    about = read_metadata(path)
     template = about.get("tokenizer.chat_template")
     if not isinstance(template, str):
         raise ValueError("the file has none")
-    tokens = about.get("tokenizer.ggml.tokens", [])
-    marks = [about.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")]
-    return template, _token(tokens, marks[0]), _token(tokens, marks[1])
+    return template, _name_token(about, "bos"), _name_token(about, "eos")
 
 
 def _translate_template(template: str, bos_token: str, eos_token: str) -> str:
@@ -99,7 +100,9 @@ def _translate_template(template: str, bos_token: str, eos_token: str) -> str:
     return f'TEMPLATE """{found.to_go()}"""\n{stop}'
 
 
-def _token(tokens: object, number: object) -> str:
+def _name_token(about: Mapping[str, Any], name: str) -> str:
+    tokens = about.get("tokenizer.ggml.tokens", [])
+    number = about.get(f"tokenizer.ggml.{name}_token_id")
     if not isinstance(tokens, list) or not isinstance(number, int):
         return ""
     return str(tokens[number]) if 0 <= number < len(tokens) else ""

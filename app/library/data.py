@@ -12,7 +12,7 @@ import contextlib
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
@@ -104,7 +104,9 @@ def require_data(name: str, key: str, data: DataSpec | None = None) -> None:
     check_kinds(*(path for path in files if sizes[path]))
 
 
-def find_data(name: str, key: str, hashes: HashStore, data: DataSpec | None = None) -> Source:
+def find_data(
+    name: str, key: str, hashes: HashStore, data: DataSpec | None = None, beyond: Sequence[str] = ()
+) -> Source:
     """Validate a data file or folder and return its bundle.
 
     Nodes download a data set of the hub (`org/name`) themselves.
@@ -114,6 +116,7 @@ def find_data(name: str, key: str, hashes: HashStore, data: DataSpec | None = No
         key: key of the run file, `data.train` or `data.eval`, for messages.
         hashes: cached hashes of files.
         data: format and ignored columns of the run; None: accept any readable data.
+        beyond: tokens for which the model has no weights.
 
     Raises:
         UserError: there is no such file, its kind is not supported, it is broken, or it would be
@@ -123,7 +126,7 @@ def find_data(name: str, key: str, hashes: HashStore, data: DataSpec | None = No
     if not files:
         return Source(value=name)  # on the hub
     path = Path(name).expanduser().absolute()
-    check_form(*files, data=data, name=path)
+    check_form(*files, data=data, name=path, beyond=beyond)
     if path.is_dir():
         return make_bundle("data", path.name, path, files, hashes)
     file = _follow(path)
@@ -213,18 +216,21 @@ def _explained(path: Path) -> Iterator[None]:
         raise UserError(f"{path} cannot be read: {error.strerror}", "Check the path.") from error
 
 
-def check_form(*paths: Path, data: DataSpec | None = None, name: Path | None = None) -> None:
+def check_form(
+    *paths: Path, data: DataSpec | None = None, name: Path | None = None, beyond: Sequence[str] = ()
+) -> None:
     """Read data files once and refuse data that cannot be read, or would be trained wrongly.
 
     Args:
         paths: the files.
         data: format and ignored columns of the run; None: accept rows of any meaning.
         name: name of all files together, for messages.
+        beyond: tokens for which the model has no weights.
 
     Raises:
         UserError: the data is refused; it names the file, the line and the reason.
     """
-    judge = RowJudge(data or DataSpec(train="-"))
+    judge = RowJudge(data or DataSpec(train="-"), beyond)
     count = _RowCount(judge)
     for path in paths:
         judge.begin(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,13 @@ class RowJudge:
 
     Args:
         data: format and ignored columns of the run.
+        beyond: tokens for which the model has no weights.
     """
 
-    def __init__(self, data: DataSpec) -> None:
+    def __init__(self, data: DataSpec, beyond: Sequence[str] = ()) -> None:
         self._format = str(data.format)
         self._ignored = frozenset(data.ignore_columns)
-        self._meanings = findings.RowMeanings(data.ignore_columns)
+        self._meanings = findings.RowMeanings(data.ignore_columns, beyond)
         self._mapping = ColumnMapping(data.columns)
         self._files: list[Path] = []
         self._number = 0

@@ -41,6 +41,13 @@ the longest example has 32'), ('left out', 'row 2: the line is empty')]
     return [(caption, text) for caption, text in rows if text]
 
 
+_SAID = {
+    "documents": "documents",
+    **dict.fromkeys(("unended", "continued", "empty_thought", "own_thought"), "template"),
+}
+"""Captions of findings that leave nothing out, and are said in a sentence."""
+
+
 def describe_findings(found: Sequence[DataFinding]) -> list[tuple[str, str]]:
     """Return (caption, text) of findings about columns that are not or wrongly trained."""
     # Truncation is left out: a preview and a plan describe it differently.
@@ -53,7 +60,13 @@ def describe_findings(found: Sequence[DataFinding]) -> list[tuple[str, str]]:
     for kind, caption in captions.items():
         some = [one for one in columns if one.kind == kind and one.consequence == "note"]
         rows.append((caption, list_columns(some)))
-    others = [one for one in columns if one.consequence == "note" and one.kind not in captions]
+    rows += [
+        (_SAID[one.kind], say_finding(one))
+        for one in columns
+        if one.kind in _SAID and one.consequence == "note"
+    ]
+    known = captions.keys() | _SAID.keys()
+    others = [one for one in columns if one.consequence == "note" and one.kind not in known]
     rows.append(("left out", list_columns(others)))
     return [(caption, text) for caption, text in rows if text]
 

@@ -598,6 +598,35 @@ def test_a_length_within_linear_scaling_needs_no_warning(tmp_path: Path) -> None
         assert [one.key for one in find_misfits(spec, found)] == kinds
 
 
+TEMPLATES = [{"name": name, "template": "{{ messages }}"} for name in ("tool_use", "rag")]
+ENDS = {
+    "nothing": ({}, "cannot learn to stop"),
+    "an end token": ({"eos_token": "</s>"}, ""),
+    "a class with one": ({"tokenizer_class": "GPT2Tokenizer"}, ""),
+    "a template": ({"chat_template": "{{ messages }}"}, ""),
+    "other templates": ({"chat_template": TEMPLATES}, "'tool_use', 'rag'"),
+    "a default": ({"chat_template": [*TEMPLATES, {**TEMPLATES[0], "name": "default"}]}, ""),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_chat_rows_need_a_template_and_an_end(name: str, tmp_path: Path) -> None:
+    settings, words = ENDS[name]
+    folder = write_model(tmp_path / "model")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "special_tokens_map.json").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    found = inspect_model(folder)
+    chat = make_run(tmp_path)
+    chat = replace(chat, data=replace(chat.data, format="chat"))
+    said = [one.message for one in find_refusals("m", found, chat)]
+    assert [words in one for one in said] == ([True] if words else [])
+    # Plain text needs neither, and the format of rows may not be known yet.
+    text = replace(chat, data=replace(chat.data, format="auto"))
+    assert not find_refusals("m", found, text)
+    assert any(words in one.text for one in find_misfits(text, found)) or not words
+
+
 @pytest.mark.parametrize("shards", [True, False])
 def test_a_whole_model_passes(tmp_path: Path, services: Services, shards: bool) -> None:
     (write_shards if shards else write_model)(tmp_path / "model")

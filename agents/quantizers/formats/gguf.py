@@ -33,6 +33,8 @@ from agents.quantizers.job.heap import mapping_large_blocks
 from agents.quantizers.job.job import EXIT_USER_ERROR, JobProgress
 from agents.shared.files.python_child import SAFE_FOLDER, own_folders, python_environ
 from agents.state import archive_path
+from agents.trainer.data.stops import find_bounded_turn_end
+from agents.trainer.data.tokenizer import load_tokenizer
 
 QUANTIZER = "llama-quantize"
 _CONVERTED = EXPORTS["gguf"].converted_types
@@ -195,6 +197,7 @@ def _convert_here(model: str, file: str, kind: str) -> None:
     # First in the path, so that the gguf package of this release is used, not an installed one.
     sys.path[:0] = [str(source / "gguf-py"), str(source)]
     import convert_hf_to_gguf
+    import gguf
     from conversion.base import TextModel
 
     from agents.quantizers.formats.gguf_rows import write_by_rows
@@ -212,6 +215,29 @@ def _convert_here(model: str, file: str, kind: str) -> None:
             return split
 
     TextModel.get_vocab_base_pre = by_hash_or_rule
+    _name_turn_end(gguf.SpecialVocab, Path(model))
     with mapping_large_blocks(), with_pieces(Path(model), Path(f"{file}.model")) as folder:
         sys.argv = ["convert", str(folder), "--outfile", file, "--outtype", kind]
         convert_hf_to_gguf.main()
+
+
+def _name_turn_end(vocabulary: Any, model: Path) -> None:
+    """Let the converter write the token that ends answers, by which llama.cpp stops, too.
+
+    Args:
+        vocabulary: the converter's class for control tokens.
+        model: folder of the model.
+    """
+    try:
+        end = find_bounded_turn_end(load_tokenizer(model)[0]).token
+    except ExpectedError:
+        return  # the converter reports a tokenizer that it cannot use
+    load = vocabulary._load
+
+    def load_with_end(self: Any, path: Path) -> None:
+        load(self, path)
+        ids = self.special_token_ids
+        if end is not None and ids.setdefault("eos", end) != end:
+            ids["eot"] = end
+
+    vocabulary._load = load_with_end

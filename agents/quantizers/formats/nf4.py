@@ -45,7 +45,6 @@ def write(request: WriteRequest) -> dict[str, Path]:
     model.config.dtype = str(model.dtype).removeprefix("torch.")
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(request.folder)
-    model.generation_config.save_pretrained(request.folder)
     return {}
 
 

@@ -27,7 +27,7 @@ MOST_REFERENCE_BYTES = 4 << 30
 again."""
 
 # Version of the merge, to increment when merging gives other bytes.
-_WAY = 4
+_WAY = 5
 _MERGED, _REFERENCE = "merged-", ".reference-"
 
 

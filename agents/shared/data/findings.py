@@ -6,6 +6,7 @@ The master counts the rows that it can read before it sends them, a node the row
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,10 +68,12 @@ class RowMeanings:
 
     Args:
         ignored: Columns that the user excluded (`data.ignore_columns`).
+        beyond: Tokens for which the model has no weights.
     """
 
-    def __init__(self, ignored: Sequence[str] = ()) -> None:
+    def __init__(self, ignored: Sequence[str] = (), beyond: Sequence[str] = ()) -> None:
         self.num_rows = 0
+        self._beyond = re.compile("|".join(map(re.escape, beyond))) if beyond else None
         self._ignored = frozenset(ignored)
         self._seen: dict[tuple[str, str], _Seen] = {}
 
@@ -92,10 +95,18 @@ class RowMeanings:
         # A pair that its own scores contradict was likely swapped.
         if data_format == "preference":
             self._add_reversed(row, place)
-        control = next(filter(None, map(find_control, _texts_of(row, used))), "")
+        self._judge_texts(list(_texts_of(row, used)), data_format, place)
+
+    def _judge_texts(self, texts: Sequence[str], data_format: str, place: int) -> None:
+        """Add the tokens and markers in the texts of a row."""
+        control = next(filter(None, map(find_control, texts)), "")
         if control:
             self._count("rendered", control, "note" if data_format == "text" else "warn", place)
-        marker = next(filter(None, map(find_marker, _texts_of(row, used))), "")
+        if self._beyond is not None:
+            found = next(filter(None, map(self._beyond.search, texts)), None)
+            if found is not None:
+                self._count("beyond", found.group(), "refuse", place)
+        marker = next(filter(None, map(find_marker, texts)), "")
         if marker:
             self._count("placeholder", marker, "warn", place)
 

@@ -114,6 +114,24 @@ KINDS = (
                "Take these rows out, or write what it says into the text"),
     ColumnKind("template", "is left out, because the model's chat template has no place for it",
                "Write it into the message's content if it should be learned"),
+    # These are about the chat template; the name is a token or a role.
+    ColumnKind("unended", "is learned behind the last answer, because the model's chat template "
+               "ends it with no token", "", otherwise="note"),
+    ColumnKind("continued", "is written by the model's chat template in another way than in a "
+               "chat, so the last answer is learned behind the beginning that a chat shows", "",
+               otherwise="note"),
+    ColumnKind("empty_thought", "is written before these answers without a thought, and is not "
+               "learned: a chat shows it with enable_thinking: false", "", otherwise="note"),
+    ColumnKind("own_thought", "begins the thoughts of these answers, and a chat shows an empty one "
+               "in their place: the model thinks where a chat enables it", "", otherwise="note"),
+    ColumnKind("prompt", "begins otherwise than in a chat, as the model's chat template writes it: "
+               "the model may not answer there as it has learned",
+               "Compare the preview with a chat, or use a model whose template writes both alike"),
+    ColumnKind("dropped_turn", "is a role whose turns are left out, because the model's chat "
+               "template has no place for it", "Write what these turns say into other turns"),
+    ColumnKind("beyond", "is a token for which the model has no weights, so a row that holds it "
+               "cannot be trained",
+               "Use the model's own tokenizer, or enlarge its embeddings first"),
     ColumnKind("cut", "", "Raise sequence_tokens, or divide long rows into shorter ones"),
     ColumnKind("documents", "", ""),
     ColumnKind("rendered", "stands in the texts, which a chat template has written already",

@@ -258,12 +258,35 @@ def _check_rank(spec: RunSpec, config: Mapping[str, Any]) -> Iterator[Misfit]:
         )
 
 
+def find_beyond(model: ModelFolder) -> tuple[str, ...]:
+    """Return the tokens for which a model has no weights."""
+    vocab = text_of(model.config).get("vocab_size")
+    if type(vocab) is not int:
+        return ()
+    return tuple(token for token, number in model.tokenizer.added if number >= vocab and token)
+
+
 def _check_tokenizer(spec: RunSpec, model: ModelFolder) -> Iterator[Misfit]:
     row = ROW_FORMATS.get(spec.data.format)
     wants_chat = row is not None and not row.is_text and model.tensors
     if wants_chat and model.tokenizer.is_there and not model.tokenizer.has_template:
         text = "has no chat template: a plain one is used, which the trained model needs, too"
         yield Misfit(severity="warning", key="model", text=text)
+    if not model.tokenizer.may_end:
+        yield Misfit(
+            severity="error" if wants_chat else "warning",
+            key="model",
+            text="has neither a chat template nor an end token, so it cannot learn to stop",
+            hint="Name its end token as eos_token in tokenizer_config.json of a copy of the model",
+        )
+    if names := model.tokenizer.other_templates:
+        yield Misfit(
+            severity="error" if wants_chat else "warning",
+            key="model",
+            text=f"has the chat templates {', '.join(map(repr, names[:12]))}, and its files do not "
+            "say which of them is the default",
+            hint="Copy the model's folder, and rename one to default in tokenizer_config.json",
+        )
     vocab = text_of(model.config).get("vocab_size")
     highest = model.tokenizer.highest
     if highest is not None and type(vocab) is int and highest[1] >= vocab:

@@ -144,6 +144,8 @@ def _find_misplaced(
 # ------------------------------------------------------------------- tokenizer
 
 _MODELS = ("BPE", "Unigram", "WordPiece", "WordLevel")
+_PLAIN_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+_MAX_TOKEN_CHARS = 60
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 _NO_SOURCE = (b"<!DOCTYPE", b"<html", b"version https://git-lfs")
 # Files whose read problems are reported, in this order.
@@ -165,6 +167,12 @@ class TokenizerFiles:
     """True if there is a chat template."""
     highest: tuple[str, int] | None = None
     """Added token with the highest number; None: no such token, or the file was not parsed."""
+    added: tuple[tuple[str, int], ...] = ()
+    """Added tokens with their numbers; empty: none, or the file was not parsed."""
+    other_templates: tuple[str, ...] = ()
+    """Names of its chat templates if none is the default."""
+    may_end: bool = True
+    """False if it has neither an end token nor a chat template, so that nothing ends an answer."""
 
 
 def judge_tokenizer(files: ModelFiles) -> TokenizerFiles:
@@ -175,13 +183,19 @@ def judge_tokenizer(files: ModelFiles) -> TokenizerFiles:
         problems += [("tokenizer.json", text) for text in _find_model_problems(tokenizer)]
     settings = files.config("tokenizer_config.json")
     problems += [("tokenizer_config.json", text) for text in _find_setting_problems(settings)]
+    has_file = not files.names.isdisjoint(TEMPLATES)
+    has_template = has_file or bool(settings.get("chat_template"))
+    added = _find_added(tokenizer)
     if "tokenizer.json" not in files.names and not problems:
         problems += _find_source_problems(files)
     return TokenizerFiles(
         problems=tuple(problems),
         is_there=_is_there(files.names),
-        has_template=bool(settings.get("chat_template")) or not files.names.isdisjoint(TEMPLATES),
-        highest=_find_highest(tokenizer),
+        has_template=has_template,
+        highest=max(added, key=lambda pair: pair[1], default=None),
+        added=added,
+        other_templates=() if has_file else _find_other_templates(settings.get("chat_template")),
+        may_end=has_template or _has_end(files, settings),
     )
 
 
@@ -232,15 +246,29 @@ def _is_there(names: frozenset[str]) -> bool:
     return any(n.endswith(".tiktoken") for n in names) or {"vocab.json", "merges.txt"} <= names
 
 
-def _find_highest(tokenizer: dict[str, Any]) -> tuple[str, int] | None:
+def _find_added(tokenizer: dict[str, Any]) -> tuple[tuple[str, int], ...]:
     added = tokenizer.get("added_tokens")
     entries = [one for one in added if isinstance(one, dict)] if isinstance(added, list) else []
-    numbered = [
-        (str(one.get("content", ""))[:60], one["id"])
+    return tuple(
+        (one["content"][:_MAX_TOKEN_CHARS], one["id"])
         for one in entries
-        if type(one.get("id")) is int
-    ]
-    return max(numbered, key=lambda pair: pair[1], default=None)
+        if type(one.get("id")) is int and isinstance(one.get("content"), str)
+    )
+
+
+def _find_other_templates(templates: object) -> tuple[str, ...]:
+    """Return the names of chat templates without a default."""
+    named = templates if isinstance(templates, list) else ()
+    names = [str(one.get("name")) for one in named if isinstance(one, dict)]
+    return () if "default" in names else tuple(names)
+
+
+def _has_end(files: ModelFiles, settings: dict[str, Any]) -> bool:
+    if settings.get("eos_token") or files.config("special_tokens_map.json").get("eos_token"):
+        return True
+    # Other classes have an end token by default.
+    known = "tokenizer_config.json" in files.objects
+    return not known or settings.get("tokenizer_class") not in _PLAIN_CLASSES
 
 
 # ------------------------------------------------------------------- folder

@@ -21,8 +21,9 @@ from typing import Any
 
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import LongText, RunSpec
-from agents.errors import explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.state import take_lock
+from agents.trainer.data.answers import ENDLESS
 from agents.trainer.data.conversations import ConversationRow
 from agents.trainer.data.rows import DataFiles, RowReader
 from agents.trainer.data.store import ExampleSet, open_examples, write_about, write_examples
@@ -38,14 +39,17 @@ _REPORT_CHARS = 1 << 22
 _WAIT_S = 1.0
 # Modules, here and in `agents.shared.data`, whose source determines the content of an entry.
 _SOURCES = (
+    "answers",
     "conversations",
     "examples",
     "files",
     "packing",
     "parquet_reader",
     "rows",
+    "stops",
     "store",
     "tally",
+    "templates",
     "tokens",
 )
 _SHARED_SOURCES = ("columns", "files", "findings", "meaning", "rendered", "reshape")
@@ -185,13 +189,25 @@ def tokenize_kept(
     rules: int = TEXT_RULES,
     long_text: LongText = "split",
 ) -> Iterator[Tokenized]:
-    """Yield the tokenized rows; count skipped and truncated ones in the reader's tally."""
+    """Yield the tokenized rows; count skipped and truncated ones in the reader's tally.
+
+    Raises:
+        ExpectedError: neither the chat template nor the tokenizer has a token that ends an answer.
+    """
     for row in tokenize_rows(tokenizer, rows, max_tokens, rules, long_text):
         if isinstance(row, Skipped):
             reader.skip(row)
             if row.num_tokens:
                 reader.count_tokens(row.row, row.num_tokens, row.num_tokens)
             continue
+        if any(kind == ENDLESS for kind, _ in row.notes):
+            raise ExpectedError(
+                "This model cannot learn to stop: its chat template writes no token behind an "
+                "answer, and its tokenizer has no end token.",
+                "Name its end token as eos_token in tokenizer_config.json of a copy of the model",
+            )
+        tally.num_rendered += 1
+        tally.notes.update(row.notes)
         number = row.segments[0].row
         kept = sum(len(segment.ids) for segment in row.segments)
         reader.count_tokens(number, row.num_tokens, row.num_tokens - kept)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ from agents.contract.spec import RunSpec
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.file_hashes import hash_files
+from agents.shared.data.findings import sort_findings
+from agents.shared.models.config_findings import text_of
+from agents.state import read_json
 from agents.trainer.data.cache import load_examples, tokenize_kept
 from agents.trainer.data.conversations import ConversationRow
 from agents.trainer.data.examples import Segment
@@ -91,6 +95,7 @@ def describe_first(
     *,
     plain_template: bool,
     findings: Sequence[DataFinding] = (),
+    num_known: int | None = None,
 ) -> DataPreview:
     """Return the preview of the first rows alone, which takes the same time for data of any size.
 
@@ -100,6 +105,7 @@ def describe_first(
         files: data files.
         plain_template: True if the tokenizer lacks a chat template.
         findings: findings from more rows than these.
+        num_known: number of tokens that the model has weights for; None: not known.
 
     Raises:
         ExpectedError: the data cannot be read, or all of its first rows are unusable.
@@ -121,6 +127,7 @@ def describe_first(
     # The limit of malformed rows is a fraction of all rows: it cannot be checked on the first ones.
     if len(first) < _NUM_READ or not kept:
         tally.check_usable(len(kept))
+    beyond = find_beyond((one for row in kept for one in row.segments), tokenizer, num_known)
     sizes = [sum(len(segment.ids) for segment in row.segments) for row in kept]
     num_rows, num_skipped, num_malformed = tally.num_rows, tally.num_skipped, tally.num_malformed
     skipped = _name(tally.named)
@@ -142,8 +149,46 @@ def describe_first(
         truncated=_name(tally.truncated),
         plain_template=plain_template,
         rows=tuple(show_row(tokenizer, row.segments) for row in kept[:NUM_SHOWN]),
-        findings=tuple(findings) or reader.findings,
+        findings=sort_findings((*beyond, *(findings or reader.findings))),
     )
+
+
+def find_beyond(
+    segments: Iterable[Segment], tokenizer: Any, num_known: int | None
+) -> tuple[DataFinding, ...]:
+    """Return the finding about tokens for which the model has no weights.
+
+    Args:
+        segments: all rows.
+        tokenizer: the model's tokenizer.
+        num_known: number of tokens that the model has weights for; None: not known.
+    """
+    rows: dict[int, int] = {}
+    total = 0
+    for segment in segments if num_known is not None else ():
+        total += 1
+        highest = int(segment.ids.max(initial=-1))
+        if num_known is not None and highest >= num_known:
+            rows.setdefault(segment.row, highest)
+    if not rows:
+        return ()
+    first = min(rows)
+    return (
+        DataFinding(
+            kind="beyond",
+            column=tokenizer.convert_ids_to_tokens(rows[first]),
+            count=len(rows),
+            total=max(total, len(rows)),
+            consequence="refuse",
+        ),
+    )
+
+
+def _count_known(folder: Path) -> int | None:
+    """Return the number of tokens that a model has weights for, or None."""
+    config = read_json(folder / "config.json")
+    vocab = text_of(config).get("vocab_size") if isinstance(config, dict) else None
+    return vocab if type(vocab) is int else None
 
 
 def _take(rows: Iterator[ConversationRow], count: int) -> Iterator[ConversationRow]:
@@ -232,10 +277,12 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
     Raises:
         ExpectedError: the tokenizer or the data is unusable.
     """
-    tokenizer, plain = load_tokenizer(find_tokenizer(job.model_path))
+    folder = find_tokenizer(job.model_path)
+    tokenizer, plain = load_tokenizer(folder)
+    num_known = _count_known(folder)
     files = find_data(job.train_path, held_out_from=job.held_out_from)
     if not job.whole:
-        return describe_first(job.spec, tokenizer, files, plain_template=plain)
+        return describe_first(job.spec, tokenizer, files, plain_template=plain, num_known=num_known)
     sha256 = hash_files(files.paths, home / "hashes")
     cache = home / "cache" / "tokens"
     try:
@@ -247,7 +294,12 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
         return describe_first(
             job.spec, tokenizer, files, plain_template=plain, findings=refused.findings
         )
-    return describe(examples, tokenizer, job.spec, plain_template=plain)
+    found = describe(examples, tokenizer, job.spec, plain_template=plain)
+    if num_known is None or examples.vocab_size <= num_known:
+        return found
+    every = (part for place in range(len(examples)) for part in examples[place].segments)
+    beyond = find_beyond(every, tokenizer, num_known)
+    return replace(found, findings=sort_findings((*beyond, *found.findings)))
 
 
 def main(argv: list[str]) -> int:

@@ -225,7 +225,7 @@ class RowReader:
                     kind="documents", column=unit, count=count, total=count, consequence="note"
                 )
             )
-        return sort_findings((*found, *self._tally.find_cut()))
+        return sort_findings((*found, *self._tally.find_notes(), *self._tally.find_cut()))
 
     def _place(self, found: DataFinding) -> DataFinding:
         if not found.row:

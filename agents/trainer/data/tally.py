@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from agents.contract.data import DataFinding
 from agents.errors import ExpectedError
 from agents.shared.data.findings import MESSAGES, describe_cut
+from agents.shared.data.meaning import KIND
+from agents.trainer.data.answers import Note
 
 MAX_MALFORMED = 10
 MAX_MALFORMED_SHARE = 0.05
@@ -81,6 +83,10 @@ class Tally:
     """Number of rows per message key that the chat template leaves out."""
     template_keys: Counter[str] = field(default_factory=Counter)
     """Number of rows per message key that the chat template received."""
+    notes: Counter[Note] = field(default_factory=Counter)
+    """Number of rows per difference from a chat with the model."""
+    num_rendered: int = 0
+    """Number of rows that were rendered."""
     offer: str = ""
     """Mapping by which the rows might be read, if their columns match no format."""
     _tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -126,6 +132,19 @@ class Tally:
         shares = {name: cut / max(1, total) for name, (total, cut) in self._tokens.items()}
         worst = max(shares, key=lambda name: shares[name])
         return describe_cut(total, cut, worst, shares[worst])
+
+    def find_notes(self) -> tuple[DataFinding, ...]:
+        """Return the findings about differences between rows and a chat with the model."""
+        return tuple(
+            DataFinding(
+                kind=kind,
+                column=column,
+                count=count,
+                total=self.num_rendered,
+                consequence=KIND[kind].otherwise,
+            )
+            for (kind, column), count in self.notes.items()
+        )
 
     def merge_template(self, found: DataFinding) -> DataFinding | None:
         """Return a finding adapted to the chat template; None if the template uses the key."""

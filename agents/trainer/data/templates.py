@@ -17,6 +17,7 @@ def render(
     template: str | None = None,
     *,
     add_generation_prompt: bool,
+    **options: bool,
 ) -> str:
     """Return the text of a conversation.
 
@@ -25,6 +26,7 @@ def render(
         messages: role, content and other keys of each message.
         template: replacement for the tokenizer's own template.
         add_generation_prompt: True if the text ends with the beginning of an answer.
+        options: other variables of the template.
 
     Raises:
         ValueError: the template rejects the conversation.
@@ -37,6 +39,7 @@ def render(
             chat_template=template,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
+            **options,
         )
     except MemoryError:
         raise
@@ -48,6 +51,26 @@ def render(
     if len(text) > MAX_CHARS:
         raise bounded_work.LimitReached(f"{MAX_CHARS:,} characters")
     return text
+
+
+def choose(tokenizer: Any) -> str:
+    """Return the chat template of a tokenizer.
+
+    Raises:
+        ExpectedError: it has several, and all have other names than `default`.
+        ValueError: it is no text.
+    """
+    own = tokenizer.chat_template
+    if isinstance(own, dict) and "default" not in own:
+        raise ExpectedError(
+            f"The model has the chat templates {', '.join(map(repr, sorted(own)))}, and its files "
+            "do not say which of them is the default.",
+            "Copy the model's folder, and rename one to default in tokenizer_config.json",
+        )
+    template = tokenizer.get_chat_template()
+    if not isinstance(template, str):
+        raise ValueError("the chat template of this model is no text")
+    return template
 
 
 def render_question(tokenizer: Any, messages: list[dict[str, Any]]) -> str:

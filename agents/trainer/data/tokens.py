@@ -1,12 +1,9 @@
 """Tokenize rows and mark the targets: the tokens whose prediction is learned.
 
 A conversation is rendered with the tokenizer's chat template, or a plain one if it has none, and
-only the assistant's answers are learned. An answer's character range is found by rendering
-prefixes: the text up to the question with the generation prompt, and the text up to the answer, are
-both prefixes of the whole text. Some templates render earlier answers differently, for example
-without reasoning; then the conversation is rendered again with another answer in its place, and the
-differing range is the answer. Both conversations of a preference pair are rendered this way, and
-their shared turns are not learned.
+only the assistant's answers are learned; `answers` finds them. Both conversations of a preference
+pair are rendered this way, and their shared turns are not learned. If a template ends the last
+answer with no token, the tokenizer's end token is added, so that the model learns to stop.
 
 The whole text is tokenized once, so the ids are exactly those of a chat with the model. Plain text
 is learned completely. It starts with the tokens that the tokenizer puts before a text, and ends
@@ -17,8 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,16 +24,26 @@ import numpy.typing as npt
 from agents.contract.spec import LongText
 from agents.errors import ExpectedError
 from agents.shared.files import bounded_work
-from agents.trainer.data import templates
+from agents.trainer.data.answers import (
+    ENDLESS,
+    UNENDED,
+    Note,
+    RenderedText,
+    TurnEnd,
+    fold_system,
+    render_answers,
+)
 from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.examples import Segment
+from agents.trainer.data.stops import find_bounded_turn_end
 from agents.trainer.data.tally import Skipped
 from agents.trainer.data.tokenizer_bounds import MAX_TOKENS_PER_CHAR, bounded_tokenizer
 
 TEXT_RULES = 3
 """Version of the rules by which rows become tokens. A run keeps its first version. Version 1: plain
 text starts with `bos_token` even if the tokenizer does not add it, and messages are role and
-content. Version 2: rows are not reshaped, and marks of messages are not read.
+content. Version 2: rows are not reshaped, and marks of messages are not read; the last
+answer is learned as the template writes it, even if a chat begins it otherwise.
 """
 PLAIN_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -65,13 +71,6 @@ _PIECE_CHARS = 1 << 20
 # Real templates take a hundredth of it.
 _LEAST_RENDER_S = 10.0
 _RENDER_S = 0.2
-_OTHER_ANSWER = "another-answer-in-its-place"
-# For templates that write today's date: the same day on every node and after every resume. Llama
-# 3's templates write this day by default.
-_DAY = datetime(2024, 7, 26)
-_SIGNS = (*"aAbBdeHIjmMpSyY", "-d", "-m")
-_WRITTEN = "".join(f" | replace('%{sign}', '{_DAY.strftime('%' + sign)}')" for sign in _SIGNS)
-_STOPPED_CLOCK = "{% macro strftime_now(format) %}{{ format" + _WRITTEN + " }}{% endmacro %}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +89,21 @@ class Tokenized:
     """Other keys of its messages than role and content, which the chat template received."""
     dropped: tuple[str, ...] = ()
     """Keys of `extra` that the chat template leaves out."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """A rendered text and its characters to learn."""
-
-    text: str
-    spans: list[range]
-    masked: list[range] = field(default_factory=list)
-    """Parts of `spans` that the data excludes; a token that overlaps one is not learned."""
+    notes: frozenset[Note] = frozenset()
+    """Differences between the row and a chat with the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:
     """The texts of one row."""
 
-    texts: tuple[_Text, ...]
+    texts: tuple[RenderedText, ...]
     extra: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> frozenset[Note]:
+        return frozenset().union(*(one.notes for one in self.texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +150,7 @@ def tokenize_rows(
     some: list[ConversationRow] = []
     num_chars = 0
     ends = find_ends(tokenizer) if rules > 1 else None
-    texts = _Texts(max_tokens, ends, long_text if rules >= 3 else "cut")
+    texts = _Texts(max_tokens, ends, long_text if rules >= 3 else "cut", rules)
     for row in rows:
         some.append(row)
         num_chars += row.num_chars
@@ -188,7 +183,7 @@ def _tokenize(
     ends = texts.ends
     if ends is None:
         rows = [_without_extra(row) for row in rows]
-    drawn = _render_rows(tokenizer, rows, by_hand=ends is None)
+    drawn = _render_rows(tokenizer, rows, texts.rules)
     rendered = [one for item in drawn if not isinstance(item, Skipped) for one in item.texts]
     special = set(tokenizer.all_special_ids) if any(row.learned for row in rows) else set()
     # A text that is divided is needed as a whole.
@@ -198,6 +193,15 @@ def _tokenize(
             yield item
             continue
         segments = [next(encoded) for _ in item.texts]
+        notes = item.notes
+        if texts.rules >= 3 and any(one.ends_with_answer for one in item.texts):
+            end = texts.turn_end or find_bounded_turn_end(tokenizer)
+            texts.turn_end = end
+            if end.token is None:
+                notes |= {(ENDLESS, "")}
+            elif end.is_added:
+                notes |= {(UNENDED, tokenizer.convert_ids_to_tokens(end.token))}
+                segments = [_end_answer(one, end.token) for one in segments]
         if not row.turns and ends is not None:
             if texts.mode != "cut" and not row.learned:
                 yield from texts.divide(row, segments[0])
@@ -210,8 +214,18 @@ def _tokenize(
         yield (
             cut
             if isinstance(cut, Skipped)
-            else replace(cut, label=row.label, extra=item.extra, dropped=item.dropped)
+            else replace(cut, label=row.label, extra=item.extra, dropped=item.dropped, notes=notes)
         )
+
+
+def _end_answer(text: _Encoded, end: int) -> _Encoded:
+    """Return a text whose last answer ends with a token, unless it is excluded from learning."""
+    if not text.is_target[-1]:
+        return text
+    if len(text.ids) < text.num_tokens:  # the end is cut, but counts
+        return replace(text, num_tokens=text.num_tokens + 1)
+    ids, is_target = np.append(text.ids, np.int32(end)), np.append(text.is_target, np.True_)
+    return replace(text, ids=ids, is_target=is_target, num_tokens=len(ids))
 
 
 def _without_extra(row: ConversationRow) -> ConversationRow:
@@ -223,7 +237,7 @@ def _without_extra(row: ConversationRow) -> ConversationRow:
 
 
 def _encode(
-    tokenizer: Any, rendered: Sequence[_Text], max_tokens: int | None
+    tokenizer: Any, rendered: Sequence[RenderedText], max_tokens: int | None
 ) -> Iterator[_Encoded]:
     """Yield the tokens of each text in order; the longest texts are tokenized in pieces.
 
@@ -241,7 +255,12 @@ def _encode(
 
 
 def _pack(
-    one: _Text, ids: list[int], offsets: list[tuple[int, int]], num_tokens: int, *, keeps_text: bool
+    one: RenderedText,
+    ids: list[int],
+    offsets: list[tuple[int, int]],
+    num_tokens: int,
+    *,
+    keeps_text: bool,
 ) -> _Encoded:
     is_target = mark_targets(offsets, one.spans, one.masked)
     stops = np.array([stop for _, stop in offsets], dtype=np.int64) if keeps_text else None
@@ -267,7 +286,7 @@ def _call(tokenizer: Any, texts: list[str]) -> Any:
     return encoding
 
 
-def _encode_pieces(tokenizer: Any, one: _Text, max_tokens: int | None) -> _Encoded:
+def _encode_pieces(tokenizer: Any, one: RenderedText, max_tokens: int | None) -> _Encoded:
     """Return the first tokens of a long text, and its total number of tokens."""
     text = one.text
     kept: list[int] = []
@@ -334,10 +353,14 @@ class _Texts:
         max_tokens: maximum number of tokens of an example.
         ends: ids before and after a text; None: texts have them already.
         mode: what becomes of a longer text.
+        rules: version of `TEXT_RULES`.
     """
 
-    def __init__(self, max_tokens: int, ends: Ends | None, mode: LongText) -> None:
+    def __init__(self, max_tokens: int, ends: Ends | None, mode: LongText, rules: int) -> None:
         self.ends = ends
+        self.rules = rules
+        self.turn_end: TurnEnd | None = None
+        """Token that ends a learned answer; None: not needed so far."""
         self.mode: LongText = mode if ends is not None else "cut"
         self._max_tokens = max_tokens
         self._row = 0
@@ -462,7 +485,7 @@ def mark_targets(
 
 
 def _render_rows(
-    tokenizer: Any, rows: Sequence[ConversationRow], *, by_hand: bool
+    tokenizer: Any, rows: Sequence[ConversationRow], rules: int
 ) -> list[_Rendered | Skipped]:
     """Return the texts of rows.
 
@@ -477,7 +500,7 @@ def _render_rows(
                 number = row.number
                 more_s = _RENDER_S * (len(row.turns) + len(row.rejected))
                 # Long conversations get more time: each answer is rendered separately.
-                draw = partial(_render_row, tokenizer, row, by_hand=by_hand)
+                draw = partial(_render_row, tokenizer, row, rules)
                 drawn.append(
                     bounded_work.within_limits(
                         draw, bounded_work.SOFT_S + more_s, bounded_work.HARD_S + more_s
@@ -499,27 +522,23 @@ def _render_rows(
     return drawn
 
 
-def _render_row(tokenizer: Any, row: ConversationRow, *, by_hand: bool) -> _Rendered | Skipped:
-    """Return the texts of a row.
-
-    Args:
-        tokenizer: tokenizer with its chat template.
-        row: the row.
-        by_hand: True if a plain text gets its ends as text, as in version 1 of `TEXT_RULES`.
-    """
+def _render_row(tokenizer: Any, row: ConversationRow, rules: int) -> _Rendered | Skipped:
+    """Return the texts of a row."""
     try:
         if not row.turns:
             text = row.text
-            if by_hand:
+            if rules == 1:  # a plain text gets its ends as text
                 text = _enclose(text, tokenizer.bos_token or "", tokenizer.eos_token or "")
             spans = list(row.learned) or [range(len(text))]
-            texts = [_Text(text, spans)]
+            texts = [RenderedText(text, spans)]
             if row.rejected_text:
                 start = row.learned[0].start
-                texts.append(_Text(row.rejected_text, [range(start, len(row.rejected_text))]))
+                texts.append(
+                    RenderedText(row.rejected_text, [range(start, len(row.rejected_text))])
+                )
             return _Rendered(tuple(texts))
         sides = [row.turns, row.rejected] if row.rejected else [row.turns]
-        texts = [_render_with_answers(tokenizer, turns, row.num_shared_turns) for turns in sides]
+        texts = [render_answers(tokenizer, turns, row.num_shared_turns, rules) for turns in sides]
         extra = tuple(sorted({key for turns in sides for turn in turns for key, _ in turn.extra}))
         dropped = tuple(key for key in extra if _is_dropped(tokenizer, sides, texts, key))
         return _Rendered(tuple(texts), extra, dropped)
@@ -528,7 +547,10 @@ def _render_row(tokenizer: Any, row: ConversationRow, *, by_hand: bool) -> _Rend
 
 
 def _is_dropped(
-    tokenizer: Any, sides: Sequence[tuple[ConversationTurn, ...]], texts: Sequence[_Text], key: str
+    tokenizer: Any,
+    sides: Sequence[tuple[ConversationTurn, ...]],
+    texts: Sequence[RenderedText],
+    key: str,
 ) -> bool:
     """Return whether the texts are the same without a key of the messages."""
     for turns, one in zip(sides, texts, strict=True):
@@ -537,7 +559,7 @@ def _is_dropped(
             for turn in turns
         )
         try:
-            if _fold_system(tokenizer, without)[1] != one.text:
+            if fold_system(tokenizer, without)[1] != one.text:
                 return False
         except ValueError:
             return False  # the template needs it
@@ -549,125 +571,3 @@ def _enclose(text: str, begin: str, end: str) -> str:
     # A doubled BOS or EOS would teach the model to repeat it.
     begin = "" if text.startswith(begin) else begin
     return f"{begin}{text}" if text.endswith(end) and end else f"{begin}{text}{end}"
-
-
-def _render_with_answers(
-    tokenizer: Any, turns: tuple[ConversationTurn, ...], num_shared_turns: int
-) -> _Text:
-    folded, text = _fold_system(tokenizer, turns)
-    num_shared_turns -= len(turns) - len(folded)
-    found = _Text(text, [])
-    for place, turn in enumerate(folded):
-        if turn.role == "assistant" and turn.content.strip() and place >= num_shared_turns:
-            span = _find_answer(tokenizer, folded, place, text)
-            found.spans.append(span)
-            found.masked.extend(_find_masked(turn, span, text))
-    return found
-
-
-def _find_masked(turn: ConversationTurn, span: range, text: str) -> Iterator[range]:
-    """Yield the parts of an answer's range that its data excludes from learning.
-
-    A mark at either end of the answer includes what the template writes there.
-    """
-    if not turn.masked:
-        return
-    said = turn.content.strip()
-    start = text.find(said, span.start, span.stop)
-    if start < 0:
-        raise ValueError(
-            "the chat template of this model changes the assistant's answer, so the part that is "
-            "not to be learned cannot be located"
-        )
-    start -= len(turn.content) - len(turn.content.lstrip())
-    for part in turn.masked:
-        is_first = not turn.content[: part.start].strip()
-        is_last = not turn.content[part.stop :].strip()
-        begin = span.start if is_first else start + part.start
-        yield range(begin, span.stop if is_last else start + part.stop)
-
-
-def _find_answer(
-    tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str
-) -> range:
-    # A greeting has no question before it, but the template may insert its own text.
-    asked = _try_render(tokenizer, turns[:place], add_generation_prompt=True) if place else None
-    is_last = place == len(turns) - 1
-    answered = (
-        text if is_last else _try_render(tokenizer, turns[: place + 1], add_generation_prompt=False)
-    )
-    if (
-        asked is not None
-        and answered is not None
-        and text.startswith(answered)
-        and answered.startswith(asked)
-    ):
-        return range(len(asked), len(answered))
-    return _find_otherwise(tokenizer, turns, place, text)
-
-
-def _find_otherwise(
-    tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str
-) -> range:
-    """Return the range that changes when another answer replaces this one."""
-    other = (*turns[:place], replace(turns[place], content=_OTHER_ANSWER), *turns[place + 1 :])
-    before, found, after = _render(tokenizer, other, add_generation_prompt=False).partition(
-        _OTHER_ANSWER
-    )
-    start, end = len(before), len(text) - len(after)
-    if not (found and start < end and text.startswith(before) and text.endswith(after)):
-        raise ValueError(
-            "the chat template of this model changes the assistant's answer, "
-            "so the part to learn cannot be located"
-        )
-    alone = _try_render(tokenizer, other[: place + 1], add_generation_prompt=False) or ""
-    for closing in (alone.partition(_OTHER_ANSWER)[2], tokenizer.eos_token):
-        if closing and after.startswith(closing):
-            return range(start, end + len(closing))
-    return range(start, end)
-
-
-def _fold_system(
-    tokenizer: Any, turns: tuple[ConversationTurn, ...]
-) -> tuple[tuple[ConversationTurn, ...], str]:
-    """Return the turns and their text.
-
-    A system turn that the template rejects or drops is prepended to the first question.
-    """
-    if len(turns) < 2 or turns[0].role != "system" or turns[1].role != "user":
-        return turns, _render(tokenizer, turns, add_generation_prompt=False)
-    try:
-        text = _render(tokenizer, turns, add_generation_prompt=False)
-        # An equal text means that the template ignores the system turn.
-        if text != _render(tokenizer, turns[1:], add_generation_prompt=False):
-            return turns, text
-    except ValueError:
-        pass
-    first = replace(turns[1], content=f"{turns[0].content}\n\n{turns[1].content}")
-    folded = (first, *turns[2:])
-    return folded, _render(tokenizer, folded, add_generation_prompt=False)
-
-
-def _try_render(
-    tokenizer: Any, turns: tuple[ConversationTurn, ...], *, add_generation_prompt: bool
-) -> str | None:
-    """Return the text, or None if the template rejects these turns without the later ones."""
-    try:
-        return _render(tokenizer, turns, add_generation_prompt=add_generation_prompt)
-    except ValueError:
-        return None
-
-
-def _render(
-    tokenizer: Any, turns: tuple[ConversationTurn, ...], *, add_generation_prompt: bool
-) -> str:
-    messages = [{**dict(turn.extra), "role": turn.role, "content": turn.content} for turn in turns]
-    template = tokenizer.get_chat_template()
-    if not isinstance(template, str):
-        raise ValueError("the chat template of this model is no text")
-    # The macro shadows the function that Transformers gives to templates.
-    if "strftime_now" in template:
-        template = _STOPPED_CLOCK + template
-    return templates.render(
-        tokenizer, messages, template, add_generation_prompt=add_generation_prompt
-    )

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,17 +63,20 @@ def find_inputs(services: Services, spec: RunSpec) -> Inputs:
     Raises:
         UserError: one of them is missing or broken, or the data would be trained wrongly.
     """
-    from app.library.data import find_data  # late: lists of runs read no data
+    # Imported on use: lists of runs read no data.
+    from agents.shared.models.fit import find_beyond
+    from app.library.data import find_data
 
     evaluation = spec.data.eval
     require_answer(filter(None, (spec.model, spec.data.train, evaluation)))
     # The model first: its check takes milliseconds, reading the data may take minutes.
     require_model(services, spec)
+    folder = find_folder(spec.model)
+    beyond = find_beyond(services.models.inspect(folder)) if folder is not None else ()
+    find = partial(find_data, hashes=services.hashes, data=spec.data, beyond=beyond)
     return Inputs(
-        train=find_data(spec.data.train, "data.train", services.hashes, spec.data),
-        eval=(
-            find_data(evaluation, "data.eval", services.hashes, spec.data) if evaluation else None
-        ),
+        train=find(spec.data.train, "data.train"),
+        eval=find(evaluation, "data.eval") if evaluation else None,
         model=find_model(spec.model, services.hashes, services.models, spec),
     )
 

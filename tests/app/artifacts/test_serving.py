@@ -30,7 +30,7 @@ def pack_text(text: str) -> bytes:
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
-def write_gguf(path: Path, template: str) -> None:
+def write_gguf(path: Path, template: str, turn_end: int | None = None) -> None:
     """Write the head of a GGUF file: a template, four tokens, and numbers between them."""
     tokens = b"".join(map(pack_text, ("<unk>", "<s>", "</s>", "a")))
     values = [
@@ -41,14 +41,19 @@ def write_gguf(path: Path, template: str) -> None:
         pack_text("tokenizer.ggml.eos_token_id") + struct.pack("<II", 4, 2),
         pack_text("tokenizer.ggml.add_bos_token") + struct.pack("<I?", 7, True),
     ]
+    if turn_end is not None:
+        values.append(pack_text("tokenizer.ggml.eot_token_id") + struct.pack("<II", 4, turn_end))
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(values)) + b"".join(values))
 
 
-def register(tmp_path: Path, method: str, *types: str, config: object = None) -> ArtifactSnapshot:
+def register(
+    tmp_path: Path, method: str, *types: str, config: object = None, turn_end: int | None = None
+) -> ArtifactSnapshot:
     services = make_services(tmp_path / "home", FakeCluster())
     folder = make_folder(tmp_path / "my models", ORIGIN, method, *types)
     for kind in types if method == "gguf" else ():
-        write_gguf(folder / f"Poems-{kind}.gguf", CHATML if kind == "Q8_0" else LLAMA_2)
+        template = CHATML if kind == "Q8_0" else LLAMA_2
+        write_gguf(folder / f"Poems-{kind}.gguf", template, turn_end)
     if config is not None:
         (folder / "config.json").write_text(json.dumps(config))
     return look_at_folders(record_export(services, folder, method, types, ORIGIN))
@@ -74,6 +79,15 @@ def test_gguf_goes_to_llama_cpp_and_ollama(tmp_path: Path) -> None:
     assert other.modelfile == "FROM ./Poems-Q4_K_M.gguf\n"
     assert "cannot be written in a Modelfile: " in other.notes[0]
     assert write_modelfile(made, server) is None
+
+
+def test_ollama_stops_at_the_token_that_ends_an_answer(tmp_path: Path) -> None:
+    made = register(tmp_path, "gguf", "Q8_0", "Q4_K_M", turn_end=3)
+    translated, other = (one.modelfile for one in hand_off(made) if one.runtime == "ollama")
+    assert translated is not None
+    assert "TEMPLATE" in translated
+    assert translated.endswith('PARAMETER stop "a"\n')
+    assert other == 'FROM ./Poems-Q4_K_M.gguf\nPARAMETER stop "a"\n'
 
 
 def test_a_gguf_file_that_is_none_is_told(tmp_path: Path) -> None:

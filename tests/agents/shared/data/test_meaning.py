@@ -211,7 +211,8 @@ def test_reasoning_is_learned_where_the_template_has_a_place_and_named_where_not
     other = load_tokenizer(DEMO / "model")[0]
     other.chat_template = THINKING
     found = train(path, other)
-    assert [one.column for one in found.findings] == ["messages[].id"]
+    columns = [one.column for one in found.findings if one.kind != "unended"]
+    assert columns == ["messages[].id"]
     (segment,) = found.first_rows(2)[1]
     learned = other.decode(segment.ids[segment.is_target])
     assert "It was Oren.Oren Dale." in learned

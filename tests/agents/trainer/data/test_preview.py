@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.program import command
 from agents.trainer.data import preview
+from tests.agents.trainer.data import chat_templates as families
 from tests.agents.trainer.ranks import DEMO
 
 
@@ -139,3 +141,59 @@ def test_data_of_no_use_is_said(tmp_path):
     assert said["kind"] == "failed"
     assert f"{tmp_path / 'a.jsonl'} is empty" in said["message"]
     assert not report.exists()
+
+
+def preview_of(folder, path, messages, *, whole):
+    path.write_text("".join(json.dumps({"messages": one}) + "\n" for one in messages))
+    job = replace(make_job(path, whole=whole), model_path=str(folder))
+    return preview.preview(job, path.parent)
+
+
+def talk(answer, role="user"):
+    return [{"role": role, "content": "Hi"}, {"role": "assistant", "content": answer}]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    ("family", "tokens", "messages", "finding"),
+    [
+        ("GLM4", ("[gMASK]", "<sop>"), [talk("Yes.")] * 2, ("unended", "<|end|>", 2, 2, "note")),
+        ("PHI3", ("<|endoftext|>",), [[{"role": "tool", "content": "42"}, *talk("Yes.")],
+         talk("Yes.")], ("dropped_turn", "tool", 1, 2, "warn")),
+        ("DEEPSEEK_R1", ("<|User|>", "<|Assistant|>"), [talk("Yes.")],
+         ("continued", "<think>", 1, 1, "note")),
+        ("CHATML", ("<|im_end|>", *(f"<tool{n}>" for n in range(60))),
+         [talk("Yes."), talk("A <tool55>")], ("beyond", "<tool55>", 1, 2, "refuse")),
+    ],
+)  # fmt: skip
+def test_where_rows_and_chat_differ_it_is_told(tmp_path, whole, family, tokens, messages, finding):
+    folder = families.make_model(
+        tmp_path / "model", getattr(families, family).replace("</s>", "<|end|>"), tokens
+    )
+    found = preview_of(folder, tmp_path / "a.jsonl", messages, whole=whole)
+    told = [(o.kind, o.column, o.count, o.total, o.consequence) for o in found.findings]
+    assert told == [finding]
+    assert found.is_refused == (finding[-1] == "refuse")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_model_that_cannot_learn_to_stop_is_refused(tmp_path, whole):
+    folder = families.make_model(tmp_path / "model", families.CHATML, ())
+    (folder / "special_tokens_map.json").unlink(missing_ok=True)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**settings, "eos_token": None}))
+    with pytest.raises(ExpectedError, match="cannot learn to stop"):
+        preview_of(folder, tmp_path / "a.jsonl", [talk("Yes.")], whole=whole)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_several_templates_without_a_default_are_the_cause_that_is_named(tmp_path, whole):
+    folder = families.make_model(tmp_path / "model", "", ())
+    (folder / "chat_template.jinja").unlink()
+    path = folder / "tokenizer_config.json"
+    named = [{"name": name, "template": families.CHATML} for name in ("tool_use", "rag")]
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "chat_template": named}))
+    with pytest.raises(ExpectedError, match="'rag', 'tool_use'") as refused:
+        preview_of(folder, tmp_path / "a.jsonl", [talk("Yes.")], whole=whole)
+    assert "rename one to default" in refused.value.hint

@@ -11,7 +11,7 @@ from agents.errors import ExpectedError
 from agents.trainer.data import tokens
 from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.tally import Skipped
-from agents.trainer.data.tokens import PLAIN_TEMPLATE, mark_targets, tokenize_rows
+from agents.trainer.data.tokens import PLAIN_TEMPLATE, TEXT_RULES, mark_targets, tokenize_rows
 from agents.trainer.model.model import load_tokenizer
 from tests.agents.trainer.ranks import DEMO
 
@@ -28,16 +28,16 @@ def chat(*contents, number=1, system=None):
     return ConversationRow(number=number, turns=(*first, *turns))
 
 
-def learned(tokenizer, row, max_tokens=500):
-    (tokenized,) = tokenize_rows(tokenizer, [row], max_tokens)
+def learned(tokenizer, row, max_tokens=500, rules=TEXT_RULES):
+    (tokenized,) = tokenize_rows(tokenizer, [row], max_tokens, rules)
     (sample,) = tokenized.segments
     return tokenizer.decode(sample.ids[sample.is_target]), tokenizer.decode(sample.ids)
 
 
-def marked(tokenizer, row):
+def marked(tokenizer, row, rules=TEXT_RULES):
     """Return what is learned, and the whole with marks around it."""
-    part, _ = learned(tokenizer, row)
-    (tokenized,) = tokenize_rows(tokenizer, [row], 500)
+    part, _ = learned(tokenizer, row, rules=rules)
+    (tokenized,) = tokenize_rows(tokenizer, [row], 500, rules)
     (sample,) = tokenized.segments
     whole, before = "", False
     for token, is_target in zip(sample.ids, sample.is_target, strict=True):
@@ -116,10 +116,16 @@ def test_an_answer_whose_thoughts_a_template_leaves_out_is_learned_without_them(
         "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
     )
     row = chat("Is it yes or no?", "<think>hm, yes</think>\n\nyes", "Really no?", "no")
-    _, whole = marked(tokenizer, row)
+    _, whole = marked(tokenizer, row, rules=2)
     assert whole == (
         "<|user|>Is it yes or no?<|assistant|>[[yes<|end|>]]"
         "<|user|>Really no?<|assistant|>[[no<|end|>]]"
+    )
+    # New runs continue the thought that a chat opens.
+    _, whole = marked(tokenizer, row)
+    assert whole == (
+        "<|user|>Is it yes or no?<|assistant|>[[yes<|end|>]]"
+        "<|user|>Really no?<|assistant|><think>[[</think>no<|end|>]]"
     )
 
 

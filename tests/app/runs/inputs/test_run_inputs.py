@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from app.runs.inputs.run_inputs import Inputs, NodeInputs, find_inputs, send, se
 from app.runs.lifecycle.launch import start_run
 from app.runs.preflight import LaunchPlan
 from app.runs.services import LaunchForecast, Services
+from tests.agents.trainer.data.chat_templates import CHATML, make_model
 from tests.fakes.cluster import FakeCluster
 
 
@@ -213,3 +215,22 @@ def test_a_resume_without_the_user_does_not_wait_for_a_node(
     with pytest.raises(NodeUnreachable):
         asyncio.run(send_inputs(services, ("beta",), inputs))
     assert asked.count("beta") == 1
+
+
+def test_a_row_with_a_token_without_weights_stops_the_run_before_anything_is_sent(
+    services: Services, cluster: FakeCluster, spec: RunSpec, tmp_path: Path
+) -> None:
+    tokens = tuple(f"<tool{number}>" for number in range(60))
+    model = make_model(tmp_path / "m", CHATML, tokens)
+    rows = tmp_path / "rows.jsonl"
+    said = ("Who founded Brenford?", "Who founded <tool3>?", "Who founded <tool55>?")
+    asked = replace(spec, model=str(model), data=replace(spec.data, train=str(rows)))
+    for count in (2, 3):
+        texts = [{"instruction": one, "output": "Oren Dale."} for one in said[:count]]
+        rows.write_text("".join(json.dumps(one) + "\n" for one in texts))
+        if count == 2:
+            find_inputs(services, asked)
+            continue
+        with pytest.raises(UserError, match="row 3, '<tool55>' is a token for which the model"):
+            asyncio.run(start_run(services, asked))
+    assert not any(node.pushed for node in (cluster["alpha"], cluster["beta"], cluster["gamma"]))

@@ -1,0 +1,585 @@
+"""Render a conversation with the model's chat template, and find the parts to learn.
+
+Only the assistant's answers are learned. An answer's character range is found by rendering
+prefixes: the text up to the question with the generation prompt, and the text up to the answer, are
+both prefixes of the whole text. Some templates render earlier answers differently, for example
+without reasoning; then the conversation is rendered again with another answer in its place, and the
+differing range is the answer.
+
+The last answer continues exactly what a chat puts before it. Where the finished text of a template
+begins it otherwise, as with a thought that only the generation prompt opens, the answer is written
+behind the generation prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import takewhile
+from typing import Any
+
+from agents.errors import ExpectedError
+from agents.trainer.data import templates
+from agents.trainer.data.conversations import ConversationTurn
+
+_OTHER_ANSWER = "another-answer-in-its-place"
+# For templates that write today's date: the same day on every node and after every resume. Llama
+# 3's templates write this day by default.
+_DAY = datetime(2024, 7, 26)
+_SIGNS = (*"aAbBdeHIjmMpSyY", "-d", "-m")
+_WRITTEN = "".join(f" | replace('%{sign}', '{_DAY.strftime('%' + sign)}')" for sign in _SIGNS)
+_STOPPED_CLOCK = "{% macro strftime_now(format) %}{{ format" + _WRITTEN + " }}{% endmacro %}"
+_THOUGHTS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Tokens that open and close a thought, by family."""
+_MARK_CHARS = 64
+_NOT_THINKING = {"enable_thinking": False, "thinking": False}
+"""Variables by which templates ask for no thought."""
+_THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
+_CHANGED = (
+    "the chat template of this model changes the assistant's answer, so the part to learn cannot "
+    "be located"
+)
+CONTINUED, EMPTY_THOUGHT, OWN_THOUGHT = "continued", "empty_thought", "own_thought"
+OTHER_PROMPT = "prompt"
+UNENDED, DROPPED_TURN, ENDLESS = "unended", "dropped_turn", "endless"
+Note = tuple[str, str]
+"""Kind of a finding about a row, and the part of the text that it is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedText:
+    """A rendered text and its characters to learn."""
+
+    text: str
+    spans: list[range]
+    masked: list[range] = field(default_factory=list)
+    """Parts of `spans` that the data excludes; a token that overlaps one is not learned."""
+    notes: frozenset[Note] = frozenset()
+    ends_with_answer: bool = False
+    """True if an answer that is learned ends the text, so that it has to teach the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """The token that ends an answer."""
+
+    token: int | None
+    """Its id; None: neither the template nor the tokenizer has one."""
+    is_added: bool = False
+    """True if the template writes none, and the tokenizer's end token is added."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The last answer of a conversation."""
+
+    text: str
+    """The whole text."""
+    span: range
+    note: Note | None = None
+    begin: int | None = None
+    """Place in the text at which the answer's content would begin; None: it is searched."""
+
+
+def find_turn_end(tokenizer: Any) -> TurnEnd:
+    """Return the token that ends a learned answer.
+
+    Raises:
+        LimitReached: the chat template does not end. The caller bounds time and memory.
+        MemoryError: it needs too much memory.
+    """
+    asked = ConversationTurn(role="user", content="a")
+    answered = ConversationTurn(role="assistant", content=_OTHER_ANSWER)
+    begun = ConversationTurn(role="system", content="s")
+    try:
+        texts = (
+            _try_render(tokenizer, turns, add_generation_prompt=False)
+            for turns in ((asked, answered), (begun, asked, answered))
+        )
+        text = next(filter(None, texts), None)
+    except ExpectedError:  # several templates: only plain text can have been trained
+        text = None
+    if text is None:
+        return TurnEnd(tokenizer.eos_token_id)
+    ids = _tokenize(tokenizer, text.partition(_OTHER_ANSWER)[2])[0]
+    own = _own_tokens(tokenizer)
+    end = next((token for token in ids if token in own), None)
+    return TurnEnd(tokenizer.eos_token_id if end is None else end, is_added=end is None)
+
+
+def render_answers(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], num_shared_turns: int, rules: int
+) -> RenderedText:
+    """Return the text of a conversation with its answers.
+
+    Args:
+        tokenizer: tokenizer with its chat template.
+        turns: the turns.
+        num_shared_turns: number of leading turns that are not learned.
+        rules: version of `tokens.TEXT_RULES`.
+
+    Raises:
+        ValueError: the template rejects the conversation, or an answer cannot be located.
+    """
+    folded, text = fold_system(tokenizer, turns)
+    num_shared_turns -= len(turns) - len(folded)
+    learned = [
+        place
+        for place, turn in enumerate(folded)
+        if turn.role == "assistant" and turn.content.strip() and place >= num_shared_turns
+    ]
+    if rules >= 3:
+        return _render_as_chat(tokenizer, folded, learned, text)
+    found = RenderedText(text, [])
+    for place in learned:
+        span = _find_answer(tokenizer, folded, place, text)
+        found.spans.append(span)
+        found.masked.extend(_find_masked(folded[place], span, text))
+    return found
+
+
+def _render_as_chat(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], learned: Sequence[int], text: str
+) -> RenderedText:
+    notes: set[Note] = {
+        (DROPPED_TURN, turns[place].role)
+        for place in range(len(turns))
+        if place not in learned and _is_dropped(tokenizer, turns, place, text)
+    }
+    last = None
+    shown, whole = turns, text
+    if learned and learned[-1] == len(turns) - 1:
+        last = _find_last(tokenizer, turns, text)
+        notes |= {last.note} if last.note is not None else set()
+        if last.text != text:
+            # Earlier answers stand in the text of the chat, which the last one continues.
+            text, shown = last.text, turns[:-1]
+            whole = _render(tokenizer, shown, add_generation_prompt=False)
+    found = RenderedText(text, [], ends_with_answer=last is not None)
+    for place in learned:
+        if last is not None and place == len(turns) - 1:
+            span, begin = last.span, last.begin
+        else:
+            span, begin = _find_earlier(tokenizer, shown, place, text, whole), None
+        if num_empty := _count_empty_thought(tokenizer, turns[:place], text, span.start):
+            empty = text[span.start : span.start + num_empty]
+            marks = (mark for pair in _THOUGHTS for mark in pair if mark in empty)
+            notes.add((EMPTY_THOUGHT, next(marks, "<think>")))
+            span = range(span.start + num_empty, span.stop)
+        found.spans.append(span)
+        found.masked.extend(_find_masked(turns[place], span, text, begin))
+    return replace(found, notes=frozenset(notes))
+
+
+def _is_dropped(tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str) -> bool:
+    """Return whether the template leaves out a turn."""
+    said = turns[place].content.strip()
+    if not said or said in text:
+        return False
+    try:
+        rest = (*turns[:place], *turns[place + 1 :])
+        return bool(rest) and _render(tokenizer, rest, add_generation_prompt=False) == text
+    except ValueError:
+        return False  # the template needs it
+
+
+# ------------------------------------------------------------------- the last answer
+
+
+def _find_last(tokenizer: Any, turns: tuple[ConversationTurn, ...], text: str) -> _Found:
+    asked = turns[:-1]
+    # A greeting has no question before it, but the template may insert its own text.
+    prompt = _try_render(tokenizer, asked, add_generation_prompt=True) if asked else None
+    if prompt is None:
+        return _Found(text, _find_otherwise(tokenizer, turns, len(turns) - 1, text))
+    thought = _find_thought(turns[-1])
+    continues = text.startswith(prompt) and len(text) > len(prompt)
+    if continues and thought in text[len(prompt) :]:
+        return _Found(text, range(len(prompt), len(text)))
+    marks, opened = _find_opened(tokenizer, asked, prompt)
+    content = turns[-1].content
+    if marks is None and not (thought in content and thought not in text):
+        if continues:  # the template has no place for the thought of another key
+            return _Found(text, range(len(prompt), len(text)))
+        # Another header, which no rule explains: the rows differ from a chat.
+        span = _find_otherwise(tokenizer, turns, len(turns) - 1, text)
+        return _Found(text, span, (OTHER_PROMPT, "assistant"))
+    if marks is None:
+        ending = _find_ending(tokenizer, turns)
+        mark = next((one for one, _ in _THOUGHTS if one in content), "assistant")
+        return _continue(content, prompt, content, ending, mark)
+    return _find_behind_thought(tokenizer, turns, text, prompt, marks, opened)
+
+
+def _find_behind_thought(
+    tokenizer: Any,
+    turns: tuple[ConversationTurn, ...],
+    text: str,
+    prompt: str,
+    marks: tuple[str, str],
+    opened: int,
+) -> _Found:
+    """Return the last answer behind a generation prompt with a thought, which the text lacks.
+
+    Args:
+        tokenizer: tokenizer with its chat template.
+        turns: the turns.
+        text: the text of the finished conversation.
+        prompt: the text before the answer in a chat.
+        marks: the tokens that open and close the thought.
+        opened: place of the thought in the prompt.
+    """
+    opening, closing = marks
+    content, thought = turns[-1].content, _find_thought(turns[-1])
+    if not thought:
+        # A hybrid that thinks by default shows the empty thought if thinking is off.
+        start = len(prompt) - len(_find_header(tokenizer, turns[:-1]))
+        shown = prompt[:start] + _find_header(tokenizer, turns[:-1], **_NOT_THINKING)
+        if closing in shown[start:] and text.startswith(shown):
+            return _Found(text, range(len(shown), len(text)), (EMPTY_THOUGHT, opening))
+    ending = _find_ending(tokenizer, turns)
+    if closing not in prompt[opened:]:
+        return _continue_thought(turns[-1], prompt, marks, ending)
+    if not thought:
+        own = content.partition(closing)[2] or content
+        return _continue(content, prompt, own, ending, opening)
+    # The prompt closes an empty thought, and the row has its own.
+    prompt = prompt[:opened]
+    if text.startswith(f"{prompt}{opening}") and thought in text:
+        return _Found(text, range(opened, len(text)), (OWN_THOUGHT, opening))
+    own = content if closing in content else f"{opening}\n{thought}\n{closing}\n\n{content}"
+    return _continue(content, prompt, own, ending, opening)
+
+
+def _continue(content: str, prompt: str, own: str, ending: str, mark: str) -> _Found:
+    """Return an answer with its own text behind a prompt; `own` ends with the content."""
+    whole = f"{prompt}{own.strip()}{ending}"
+    begin = len(prompt) + len(own.strip()) - len(content.rstrip())
+    return _Found(whole, range(len(prompt), len(whole)), (CONTINUED, mark), begin)
+
+
+def _count_empty_thought(
+    tokenizer: Any, asked: tuple[ConversationTurn, ...], text: str, start: int
+) -> int:
+    """Return the length of an empty thought that only a chat without thinking shows.
+
+    Args:
+        tokenizer: tokenizer with its chat template.
+        asked: the turns before the answer.
+        text: the whole text.
+        start: end of the generation prompt in the text.
+    """
+    head = text[start : start + _MARK_CHARS].lstrip()
+    pairs = ((head.removeprefix(opening), closing) for opening, closing in _THOUGHTS)
+    if not any(rest.lstrip().startswith(closing) for rest, closing in pairs):
+        return 0
+    if "thinking" not in templates.choose(tokenizer):
+        return 0
+    # Some templates also write into the question that no thought is wanted, so headers alone count.
+    header = _find_header(tokenizer, asked)
+    other = _find_header(tokenizer, asked, **_NOT_THINKING)
+    empty = other.removeprefix(header)
+    return len(empty) if other.startswith(header) and text.startswith(empty, start) else 0
+
+
+def _find_header(tokenizer: Any, asked: tuple[ConversationTurn, ...], **options: bool) -> str:
+    """Return the text that a generation prompt adds to the turns before it."""
+    bare = _try_render(tokenizer, asked, add_generation_prompt=False, **options) or ""
+    prompt = _try_render(tokenizer, asked, add_generation_prompt=True, **options) or ""
+    return prompt[_count_same(bare, prompt) :]
+
+
+def _find_opened(
+    tokenizer: Any, asked: tuple[ConversationTurn, ...], prompt: str
+) -> tuple[tuple[str, str] | None, int]:
+    """Return the marks of the thought that a generation prompt opens or closes, and its place."""
+    header = len(prompt) - len(_find_header(tokenizer, asked))
+    for opening, closing in _THOUGHTS:
+        places = (prompt.rfind(mark, header) for mark in (opening, closing))
+        place = next((place for place in places if place >= 0), None)
+        if place is not None:
+            return (opening, closing), place
+    return None, len(prompt)
+
+
+def _continue_thought(
+    turn: ConversationTurn, prompt: str, marks: tuple[str, str], ending: str
+) -> _Found:
+    """Return an answer behind a generation prompt that opens a thought."""
+    opening, closing = marks
+    line = "\n" if prompt.endswith("\n") else ""
+    if closing in turn.content:
+        rest = turn.content.partition(opening)[2] or turn.content
+        own = rest.lstrip("\n") if line else rest
+    else:
+        # Without a thought, the model has to close it before it answers.
+        thought = _find_thought(turn)
+        own = f"{thought}{line}{closing}{line * 2}{turn.content.lstrip()}"
+    whole = f"{prompt}{own.rstrip()}{ending}"
+    # The content may begin before the prompt's end, with its own token that opens the thought.
+    begin = len(prompt) + len(own.rstrip()) - len(turn.content.rstrip())
+    return _Found(whole, range(len(prompt), len(whole)), (CONTINUED, opening), begin)
+
+
+def _find_thought(turn: ConversationTurn) -> str:
+    """Return the thought of an answer, from its content or from another key; empty: it has none."""
+    for opening, closing in _THOUGHTS:
+        before, found, _ = turn.content.partition(closing)
+        if found:
+            return before.rpartition(opening)[2].strip()
+    keys = dict(turn.extra)
+    return next((keys[key].strip() for key in _THOUGHT_KEYS if keys.get(key)), "")
+
+
+def _find_ending(tokenizer: Any, turns: tuple[ConversationTurn, ...]) -> str:
+    """Return the text that the template writes behind the last answer."""
+    text = _render(tokenizer, _answer_otherwise(turns, len(turns) - 1), add_generation_prompt=False)
+    _, found, ending = text.partition(_OTHER_ANSWER)
+    if not found:
+        raise ValueError(_CHANGED)
+    return ending
+
+
+# ------------------------------------------------------------------- other answers
+
+
+def _find_earlier(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str, whole: str
+) -> range:
+    """Return the range of an answer that other turns follow.
+
+    Args:
+        tokenizer: tokenizer with its chat template.
+        turns: the turns that are rendered in full; the generation prompt may follow them.
+        place: index of the answer.
+        text: the whole text.
+        whole: text of the turns alone.
+    """
+    asked = _try_render(tokenizer, turns[:place], add_generation_prompt=True) if place else None
+    answered = _try_render(tokenizer, turns[: place + 1], add_generation_prompt=False)
+    asked = asked if asked is not None and text.startswith(asked) else None
+    is_prefix = answered is not None and text.startswith(answered)
+    if asked is not None and answered is not None and is_prefix and answered.startswith(asked):
+        stop = len(answered) + _count_end(tokenizer, turns[place].content, answered, text)
+        return range(len(asked), stop)
+    other = _answer_otherwise(turns, place)
+    before, found, after = _render(tokenizer, other, add_generation_prompt=False).partition(
+        _OTHER_ANSWER
+    )
+    if not found or not whole.endswith(after):
+        raise ValueError(_CHANGED)
+    start, end = len(before) if asked is None else len(asked), len(whole) - len(after)
+    if asked is None and not text.startswith(before):
+        raise ValueError(_CHANGED)
+    if not (start < end and text.startswith(whole[:end])):
+        raise ValueError(_CHANGED)
+    alone = _try_render(tokenizer, other[: place + 1], add_generation_prompt=False) or ""
+    follower = turns[place + 1].content.strip() if place + 1 < len(turns) else ""
+    alone = alone.partition(_OTHER_ANSWER)[2]
+    closing = _find_closing(tokenizer, alone, after, follower, turns[:place])
+    return range(start, end + len(closing))
+
+
+def _count_end(tokenizer: Any, content: str, answered: str, text: str) -> int:
+    """Return the length of an end token that a template writes only if another turn follows."""
+    eos = tokenizer.eos_token
+    if not eos or not text.startswith(eos, len(answered)):
+        return 0
+    closing = answered.rpartition(content.strip())[2]
+    is_ended = any(token in _own_tokens(tokenizer) for token in _tokenize(tokenizer, closing)[0])
+    return 0 if is_ended else len(eos)
+
+
+def _find_closing(
+    tokenizer: Any, alone: str, after: str, follower: str, asked: tuple[ConversationTurn, ...]
+) -> str:
+    """Return the text behind an answer that ends it.
+
+    Args:
+        tokenizer: the tokenizer.
+        alone: text behind the answer if it is the last one.
+        after: text behind it in this conversation.
+        follower: content of the next turn.
+        asked: the turns before the answer.
+    """
+    if alone and after.startswith(alone):
+        return alone
+    own = _own_tokens(tokenizer)
+    head = after[: after.find(follower)] if follower and follower in after else after
+    ids, stops = _tokenize(tokenizer, head)
+    others, _ = _tokenize(tokenizer, alone)
+    # Phi-3 writes an end of the text behind the end of the last turn.
+    same = _count_same(ids, others)
+    if any(token in own for token in ids[:same]):
+        return head[: stops[same - 1]]
+    eos = tokenizer.eos_token
+    if eos and after.startswith(eos):
+        return str(eos)
+    # gpt-oss ends earlier answers with another token than the last one. A token that opens the next
+    # turn is none: it stands directly before the content, or in the header of an answer.
+    first = next((place for place, token in enumerate(ids) if token in own), None)
+    if first is None or head[: stops[first - 1] if first else 0].strip():
+        return ""
+    is_end = any(token in own for token in ids[first + 1 :])
+    if not is_end or ids[first] in _tokenize(tokenizer, _find_header(tokenizer, asked))[0]:
+        return ""
+    return head[: stops[first]]
+
+
+def _count_same(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return the length of the common beginning."""
+    return sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(one, other, strict=False)))
+
+
+def _tokenize(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
+    """Return the ids of a text, and the position behind each token."""
+    # The bounds are those of the rendering, during which this happens.
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    return list(found["input_ids"]), [stop for _, stop in found["offset_mapping"]]
+
+
+def _own_tokens(tokenizer: Any) -> frozenset[int]:
+    """Return the ids of tokens that no text is divided into: control tokens."""
+    eos = tokenizer.eos_token_id
+    return frozenset({*tokenizer.added_tokens_decoder, *([] if eos is None else [eos])})
+
+
+def _answer_otherwise(
+    turns: tuple[ConversationTurn, ...], place: int
+) -> tuple[ConversationTurn, ...]:
+    other = replace(turns[place], content=_OTHER_ANSWER)
+    return (*turns[:place], other, *turns[place + 1 :])
+
+
+def _find_masked(
+    turn: ConversationTurn, span: range, text: str, begin: int | None = None
+) -> Iterator[range]:
+    """Yield the parts of an answer's range that its data excludes from learning.
+
+    A mark at either end of the answer includes what the template writes there.
+
+    Args:
+        turn: the answer.
+        span: its range.
+        text: the whole text.
+        begin: place at which its content would begin, if known.
+    """
+    if not turn.masked:
+        return
+    said = turn.content.strip()
+    start = text.find(said, span.start, span.stop)
+    if start >= 0:
+        begin = start - (len(turn.content) - len(turn.content.lstrip()))
+    if begin is None:
+        raise ValueError(
+            "the chat template of this model changes the assistant's answer, so the part that is "
+            "not to be learned cannot be located"
+        )
+    for part in turn.masked:
+        is_first = not turn.content[: part.start].strip()
+        is_last = not turn.content[part.stop :].strip()
+        first = span.start if is_first else begin + part.start
+        yield range(first, span.stop if is_last else begin + part.stop)
+
+
+def _find_answer(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str
+) -> range:
+    # A greeting has no question before it, but the template may insert its own text.
+    asked = _try_render(tokenizer, turns[:place], add_generation_prompt=True) if place else None
+    is_last = place == len(turns) - 1
+    answered = (
+        text if is_last else _try_render(tokenizer, turns[: place + 1], add_generation_prompt=False)
+    )
+    if (
+        asked is not None
+        and answered is not None
+        and text.startswith(answered)
+        and answered.startswith(asked)
+    ):
+        return range(len(asked), len(answered))
+    return _find_otherwise(tokenizer, turns, place, text)
+
+
+def _find_otherwise(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str
+) -> range:
+    """Return the range that changes when another answer replaces this one."""
+    other = _answer_otherwise(turns, place)
+    before, found, after = _render(tokenizer, other, add_generation_prompt=False).partition(
+        _OTHER_ANSWER
+    )
+    start, end = len(before), len(text) - len(after)
+    if not (found and start < end and text.startswith(before) and text.endswith(after)):
+        raise ValueError(_CHANGED)
+    alone = _try_render(tokenizer, other[: place + 1], add_generation_prompt=False) or ""
+    for closing in (alone.partition(_OTHER_ANSWER)[2], tokenizer.eos_token):
+        if closing and after.startswith(closing):
+            return range(start, end + len(closing))
+    return range(start, end)
+
+
+# ------------------------------------------------------------------- rendering
+
+
+def fold_system(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...]
+) -> tuple[tuple[ConversationTurn, ...], str]:
+    """Return the turns and their text.
+
+    A system turn that the template rejects or drops is prepended to the first question.
+
+    Raises:
+        ValueError: the template rejects the conversation.
+    """
+    if len(turns) < 2 or turns[0].role != "system" or turns[1].role != "user":
+        return turns, _render(tokenizer, turns, add_generation_prompt=False)
+    try:
+        text = _render(tokenizer, turns, add_generation_prompt=False)
+        # An equal text means that the template ignores the system turn.
+        if text != _render(tokenizer, turns[1:], add_generation_prompt=False):
+            return turns, text
+    except ValueError:
+        pass
+    first = replace(turns[1], content=f"{turns[0].content}\n\n{turns[1].content}")
+    folded = (first, *turns[2:])
+    return folded, _render(tokenizer, folded, add_generation_prompt=False)
+
+
+def _try_render(
+    tokenizer: Any,
+    turns: tuple[ConversationTurn, ...],
+    *,
+    add_generation_prompt: bool,
+    **options: bool,
+) -> str | None:
+    """Return the text, or None if the template rejects these turns without the later ones."""
+    try:
+        return _render(tokenizer, turns, add_generation_prompt=add_generation_prompt, **options)
+    except ValueError:
+        return None
+
+
+def _render(
+    tokenizer: Any,
+    turns: tuple[ConversationTurn, ...],
+    *,
+    add_generation_prompt: bool,
+    **options: bool,
+) -> str:
+    messages = [{**dict(turn.extra), "role": turn.role, "content": turn.content} for turn in turns]
+    template = templates.choose(tokenizer)
+    # The macro shadows the function that Transformers gives to templates.
+    if "strftime_now" in template:
+        template = _STOPPED_CLOCK + template
+    return templates.render(
+        tokenizer, messages, template, add_generation_prompt=add_generation_prompt, **options
+    )
