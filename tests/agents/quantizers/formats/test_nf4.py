@@ -60,6 +60,8 @@ def test_the_bytes_are_those_of_the_model_saved_as_a_whole(kind, tmp_path):
     else:
         model = make_tiny_model(tmp_path / "model", hidden_size=64, tie_word_embeddings=False)
     nf4.load_quantized(model, "cpu").save_pretrained(tmp_path / "whole")
+    # That of the merged model is taken instead, which names the tokens that end an answer.
+    (tmp_path / "whole" / "generation_config.json").unlink()
     assert read_files(write(model, tmp_path / "made")) == read_files(tmp_path / "whole")
 
 

@@ -122,7 +122,7 @@ async def test_a_suspended_start_that_continues_after_the_stop_starts_nothing(
         (run,) = other.runs.store.all()
         await stop_run(other, run.run_id, said.append)
         assert other.runs.get(run.run_id).state == "stopped"
-        assert "does not answer; it starts nothing any more" in said[-1]
+        assert "does not answer; it will start nothing" in said[-1]
         assert f"process {os.getpid()}" in said[-1]
         gate.open()
         with pytest.raises(RunStopped):
