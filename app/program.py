@@ -5,6 +5,7 @@ The bundle has no interpreter for other programs, so a node on this PC cannot tr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -27,12 +28,10 @@ def started_s() -> float:
     system does not tell, it is now.
     """
     now_s = time.time()
-    if sys.platform != "linux":
-        return now_s
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return now_s
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return now_s - max(age_s, 0.0)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            with open("/proc/self/stat", "rb") as file:
+                ticks = int(file.read().rpartition(b")")[2].split()[19])
+            age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+            return now_s - max(age_s, 0.0)
+    return now_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,10 @@ def lacks_inodes(place: Path) -> bool:
     path = place.absolute()
     while not path.exists() and path != path.parent:
         path = path.parent
-    with contextlib.suppress(OSError, AttributeError):  # Windows has no inodes
-        state = os.statvfs(path)
-        return bool(state.f_files) and state.f_favail < _FEW_INODES and state.f_bavail > 0
+    if sys.platform != "win32":  # which has no inodes
+        with contextlib.suppress(OSError):
+            state = os.statvfs(path)
+            return bool(state.f_files) and state.f_favail < _FEW_INODES and state.f_bavail > 0
     return False
 
 
