@@ -68,7 +68,7 @@ class Holder:
 
     @property
     def advice(self) -> str:
-        """What the user may do about it."""
+        """Advice to the user."""
         if self.is_suspended:
             return f"Continue it (fg, or kill -CONT {self.pid}), or end it: kill -9 {self.pid}"
         return f"Wait until it ends, or end it: kill {self.pid}"

@@ -184,8 +184,13 @@ def room_bytes(folder: Path) -> int:
     return disk.free - min(RESERVE_BYTES, int(disk.total * RESERVE_SHARE))
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str, *, is_synced: bool = False) -> None:
     """Write a private file atomically: a reader sees the old or the new text, never a part.
+
+    Args:
+        path: the file.
+        text: its content.
+        is_synced: True if the content must be on the disk before the file has its name.
 
     Raises:
         OSError: the file cannot be written.
@@ -197,6 +202,9 @@ def replace_text(path: Path, text: str) -> None:
             temporary.unlink()
         with open_private(temporary, "w") as file:
             file.write(text.encode("utf-8"))
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
         replace_file(temporary, path)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from agents.contract.columns import parse_columns
+from agents.contract.data import parse_columns
 from agents.contract.key import MAX_COUNT, Key, RunKey, check_limits, keys_of
 from agents.contract.objectives import (
     OBJECTIVES,

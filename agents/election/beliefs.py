@@ -1,4 +1,4 @@
-"""What a node believes of what other nodes of its attempt say: that they speak for themselves.
+"""Beliefs of a node about what other nodes of its attempt say: they speak only for themselves.
 
 A node may lie about itself, and is left out then. It cannot end, delete or start anything of the
 others: a closed part counts with the master's word, a checkpoint with the signature of the node

@@ -88,7 +88,7 @@ attempt number in the request was granted here; `first`: the one that decides fo
 
 
 @dataclass(frozen=True)
-class Rule:
+class RequestRule:
     """Authorization of a kind of request."""
 
     right: Right
@@ -100,21 +100,21 @@ class Rule:
     """True if it is told as an event when it was carried out."""
 
 
-RULES: Mapping[str, Rule] = {
-    "state": Rule("any", is_told=False),
-    "close": Rule("any", is_told=False),  # told if it changes something
-    "claim": Rule(
+RULES: Mapping[str, RequestRule] = {
+    "state": RequestRule("any", is_told=False),
+    "close": RequestRule("any", is_told=False),  # told if it changes something
+    "claim": RequestRule(
         "any", is_told=False
     ),  # told with its outcome; while the part trains, the answer is that it is not granted
-    "verify": Rule("holder", needs_grant=True, parts=("lost",)),
-    "fetch": Rule("holder", needs_grant=True, parts=("lost",)),
-    "send": Rule("any", needs_grant=True, parts=("lost",)),
-    "launch": Rule("holder", needs_grant=True, parts=("lost",)),
+    "verify": RequestRule("holder", needs_grant=True, parts=("lost",)),
+    "fetch": RequestRule("holder", needs_grant=True, parts=("lost",)),
+    "send": RequestRule("any", needs_grant=True, parts=("lost",)),
+    "launch": RequestRule("holder", needs_grant=True, parts=("lost",)),
     # The new attempt has replaced this part, and it may train.
-    "confirm": Rule("holder", needs_grant=True),
-    "regroup": Rule("first", parts=("active",)),
+    "confirm": RequestRule("holder", needs_grant=True),
+    "regroup": RequestRule("first", parts=("active",)),
 }
-"""Rule of each request; nothing else is answered."""
+"""RequestRule of each request; nothing else is answered."""
 
 
 class Part:
@@ -322,7 +322,7 @@ class Part:
             about = args.get("attempt") if rule.needs_grant else self.attempt.number
             self.tell(sender, kind, f"for attempt {about}")
 
-    def _require_right(self, rule: Rule, sender: str, args: dict[str, Any]) -> Grant | None:
+    def _require_right(self, rule: RequestRule, sender: str, args: dict[str, Any]) -> Grant | None:
         """Return the grant that a request serves, if its rule needs one.
 
         Raises:

@@ -29,7 +29,7 @@ class Rule:
     """Names, separated by spaces, with `*` for any text."""
     fate: Fate
     effect: str = ""
-    """What it would do or does, to follow "it"; empty for `kept`."""
+    """Effect, to follow "it"; empty for `kept`."""
 
 
 RULES = (

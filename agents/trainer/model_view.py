@@ -14,11 +14,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from agents.contract.model_parts import PARTS_PREFIX, ModelParts, is_parts_file
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.file_hashes import remember_hash
 from agents.shared.files.folder_files import read_regular
+from agents.shared.models.model_parts import PARTS_PREFIX, ModelParts, is_parts_file
 from agents.trainer.rank.attempt import RankAttempt
 
 _VIEW_PREFIX = ".view-"

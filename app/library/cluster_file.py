@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.contract.cards import GIB, find_card, list_cards
+from agents.shared.cards import GIB, find_card, list_cards
 from agents.shared.files.folder_files import read_regular
 from app.errors import UsageError
 from app.planning.hardware.cluster import (

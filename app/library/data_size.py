@@ -22,6 +22,7 @@ from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import DataSpec, Documents, RunSpec
 from agents.shared.data.files import KINDS, MAX_LINE_CHARS, may_be_data
 from agents.shared.data.findings import describe_cut, sort_findings
+from agents.shared.data.reshape import unfold
 from agents.shared.files.folder_files import is_own, open_regular
 from app.library.data_judge import RowJudge
 from app.library.private_places import explain_private
@@ -39,8 +40,6 @@ CHARS_PER_TOKEN = 4.0
 _TURN_TOKENS = 6
 # Maximum length of a CSV field, in characters; the default of 128 KiB is too short for chats.
 _MAX_CSV_FIELD = MAX_LINE_CHARS
-# Keys whose lists are turns of one row and not rows.
-_TURNS = frozenset({"messages", "conversations", "prompt", "completion", "chosen", "rejected"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,8 +257,9 @@ def _read_json(text: str) -> Iterator[Any]:
         yield from _read_objects(text)  # truncated by the sample, or one object per line
         return
     if isinstance(rows, dict):
-        rows = _find_rows(rows)
-    yield from rows if isinstance(rows, list) else [rows]
+        yield from (row for _, row in unfold(iter([(1, rows)])))
+    else:
+        yield from rows if isinstance(rows, list) else [rows]
 
 
 def _read_objects(text: str) -> Iterator[Any]:
@@ -275,13 +275,6 @@ def _read_objects(text: str) -> Iterator[Any]:
             row = None
         yield row
         place = text.find("{", place) if place >= 0 else place
-
-
-def _find_rows(value: dict[str, Any]) -> list[Any]:
-    """Return the only list of objects in an object such as {"data": [{...}]}, else the object."""
-    lists = [item for key, item in value.items() if isinstance(item, list) and key not in _TURNS]
-    lists = [rows for rows in lists if rows and all(isinstance(row, dict) for row in rows)]
-    return lists[0] if len(lists) == 1 else [value]
 
 
 def _read_csv(text: str) -> Iterator[Any]:

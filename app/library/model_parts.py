@@ -12,9 +12,9 @@ from pathlib import Path
 
 from agents.contract.messages import to_wire
 from agents.contract.model_cut import Stage
-from agents.contract.model_parts import PARTS_PREFIX, ModelParts, Outline, find_needless_files
 from agents.contract.run import FileEntry
 from agents.shared.files.folder_files import open_regular
+from agents.shared.models.model_parts import PARTS_PREFIX, ModelParts, Outline, find_needless_files
 from agents.shared.models.safetensors_header import HeaderError, TensorInfo, read_header
 from agents.shared.models.tensors import find_ends, map_layers
 from app.library.bundles import Source

@@ -2,7 +2,7 @@
 
 Micro-batches of one size are replayed, which hides the host's launch time, but rows of different
 lengths have to be padded for that. So the cost of a step depends on the lengths and not on their
-mean alone. The division is the trainer's own (`agents.contract.micro_shapes`).
+mean alone. The division is the trainer's own (`agents.shared.micro_shapes`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from agents.contract.micro_shapes import find_size, group_examples, round_up_tokens
+from agents.shared.micro_shapes import find_size, group_examples, round_up_tokens
 
 # Maximum number of rows that are divided one by one; larger batches repeat that pattern.
 _MAX_ROWS = 256

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from agents.contract.columns import flatten_columns
+from agents.contract.data import flatten_columns
 from agents.contract.messages import to_wire
 from agents.contract.spec import RunSpec, run_keys
 from agents.shared.files.folder_files import is_network_path, read_regular

@@ -7,8 +7,6 @@ alter one. The private key is a file of this home and never leaves it.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +24,7 @@ from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.signatures import make_seed, public_key
 from app.errors import UserError
 from app.filelock import locked
-from app.paths import open_private, replace_file
+from app.paths import replace_text
 from app.storage.runs import RunRecord
 
 MAX_REMEMBERED = 1000
@@ -137,7 +135,7 @@ class MasterKey:
             # Two processes must not make two keys, of which one would sign and be lost.
             with locked(self._path.with_name(f"{self._path.name}.lock")):
                 if not self._path.exists():
-                    _write_seed(self._path)
+                    replace_text(self._path, make_seed(), is_synced=True)
                 seed = bytes.fromhex(self._path.read_text("ascii"))
         except ValueError:
             seed = b""
@@ -155,17 +153,3 @@ class MasterKey:
                 where=str(self._path),
             )
         return seed
-
-
-def _write_seed(path: Path) -> None:
-    new = path.with_name(f"{path.name}.new")
-    try:
-        with open_private(new, "w") as file:
-            file.write(make_seed().encode("ascii"))
-            file.flush()
-            os.fsync(file.fileno())
-        replace_file(new, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            new.unlink()
-        raise

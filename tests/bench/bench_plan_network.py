@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from agents.contract.micro_shapes import group_examples
+from agents.shared.micro_shapes import group_examples
 from agents.trainer.parallel.shares import split_batch
 from agents.trainer.rank.group import Group, Ranks
 from app.planning.hardware.cluster import ethernet

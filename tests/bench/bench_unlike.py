@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from agents.contract.micro_shapes import group_examples
+from agents.shared.micro_shapes import group_examples
 from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.parallel.balance import Balancer, choose_first_shares
 from agents.trainer.parallel.reducer import ExactTransport, Reducer

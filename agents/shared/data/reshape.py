@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agents.contract.columns import parse_columns
+from agents.contract.data import parse_columns
 from agents.shared.data.columns import (
     ANSWER_KEYS,
     CONVERSATION_KEYS,
@@ -62,7 +62,7 @@ class ColumnMapping:
     """The mapping that `data.columns` asks for; without entries, what the values show.
 
     Raises:
-        ValueError: an entry is invalid, see `agents.contract.columns`.
+        ValueError: an entry is invalid, see `agents.contract.data`.
     """
 
     def __init__(self, entries: Sequence[str] = ()) -> None:

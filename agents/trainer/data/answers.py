@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import takewhile
 from typing import Any
 
 from agents.errors import ExpectedError
 from agents.trainer.data import templates
-from agents.trainer.data.conversations import ConversationTurn
+from agents.trainer.data.conversations import ConversationTurn, count_same
 
 _OTHER_ANSWER = "another-answer-in-its-place"
 # For templates that write today's date: the same day on every node and after every resume. Llama
@@ -294,7 +293,7 @@ def _find_header(tokenizer: Any, asked: tuple[ConversationTurn, ...], **options:
     """Return the text that a generation prompt adds to the turns before it."""
     bare = _try_render(tokenizer, asked, add_generation_prompt=False, **options) or ""
     prompt = _try_render(tokenizer, asked, add_generation_prompt=True, **options) or ""
-    return prompt[_count_same(bare, prompt) :]
+    return prompt[count_same(bare, prompt) :]
 
 
 def _find_opened(
@@ -417,7 +416,7 @@ def _find_closing(
     ids, stops = _tokenize(tokenizer, head)
     others, _ = _tokenize(tokenizer, alone)
     # Phi-3 writes an end of the text behind the end of the last turn.
-    same = _count_same(ids, others)
+    same = count_same(ids, others)
     if any(token in own for token in ids[:same]):
         return head[: stops[same - 1]]
     eos = tokenizer.eos_token
@@ -432,11 +431,6 @@ def _find_closing(
     if not is_end or ids[first] in _tokenize(tokenizer, _find_header(tokenizer, asked))[0]:
         return ""
     return head[: stops[first]]
-
-
-def _count_same(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return the length of the common beginning."""
-    return sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(one, other, strict=False)))
 
 
 def _tokenize(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:

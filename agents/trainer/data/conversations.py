@@ -10,6 +10,7 @@ unsupported feature (tool calls, weighted answers) is skipped with a reason.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -138,11 +139,14 @@ def _read_rendered(
     )
 
 
+def count_same(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return the length of the common beginning."""
+    return sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(one, other, strict=False)))
+
+
 def _find_common(one: str, other: str) -> str:
     """Return the common beginning of two texts, without a space at its end."""
-    num_same = sum(
-        1 for _ in takewhile(lambda two: two[0] == two[1], zip(one, other, strict=False))
-    )
+    num_same = count_same(one, other)
     # A space belongs to the word behind it; the line end of a template's header does not.
     return one[: num_same - one[:num_same].endswith(" ")]
 
@@ -298,8 +302,7 @@ def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Conversati
     if chosen == rejected:
         return "'chosen' and 'rejected' are the same"
     # Without a shared prompt the two answers would reply to different questions.
-    both = zip(chosen, rejected, strict=False)
-    num_shared_turns = sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
+    num_shared_turns = count_same(chosen, rejected)
     if not num_shared_turns:
         missing = "" if prompt else "there is no 'prompt', and "
         raise ValueError(f"{missing}'chosen' and 'rejected' do not begin alike")

@@ -18,8 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from agents.contract.micro_shapes import group_examples
 from agents.errors import ExpectedError, first_line
+from agents.shared.micro_shapes import group_examples
 from agents.trainer.data.examples import BatchPart
 from agents.trainer.execution.cuda_graphs import GraphReplayer
 from agents.trainer.execution.gpu_pressure import GpuPressure

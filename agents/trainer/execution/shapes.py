@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.contract.micro_shapes import find_size, round_up_tokens
+from agents.shared.micro_shapes import find_size, round_up_tokens
 from agents.trainer.data.examples import Example, Examples
 from agents.trainer.model.micro_batch import MicroShape
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from agents.contract.micro_shapes import find_size, group_examples, round_up_tokens
+from agents.shared.micro_shapes import find_size, group_examples, round_up_tokens
 from agents.trainer.data.examples import BatchPart, Examples, choose_examples
 from agents.trainer.execution.shapes import ShapeGrid
 from agents.trainer.model.micro_batch import MicroShape

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from agents.contract.cards import find_card
+from agents.shared.cards import find_card
 
 # Rows and columns of the measured product: large enough to fill any card.
 _MEASURED_SIZE = 4096

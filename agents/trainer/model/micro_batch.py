@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agents.contract.micro_shapes import round_up_tokens
+from agents.shared.micro_shapes import round_up_tokens
 from agents.trainer.data.examples import Example
 from agents.trainer.model.attention import Segments
 

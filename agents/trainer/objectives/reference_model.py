@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.contract.micro_shapes import group_examples
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
+from agents.shared.micro_shapes import group_examples
 from agents.trainer.data.cache import prune
 from agents.trainer.data.examples import Examples
 from agents.trainer.data.order import choose_rows, count_steps

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
-from agents.contract.cards import choose_precision
 from agents.contract.parallel import find_mode
 from agents.errors import ExpectedError
+from agents.shared.cards import choose_precision
 
 _DTYPES = {
     "fp32": torch.float32,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal
 
-from agents.contract.cards import Card, find_card
 from agents.contract.layer_plan import STREAMED_SHARE
 from agents.contract.node import Calibration, GpuFacts, GpuSample, NodeFacts, Sample
+from agents.shared.cards import Card, find_card
 from app.planning.hardware.mig import describe_mig
 from app.planning.memory.gpu import GpuMemory, guess_context, guess_reserved
 

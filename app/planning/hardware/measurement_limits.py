@@ -7,8 +7,8 @@ repetitions agree, and its figures are plausible for the hardware.
 
 from __future__ import annotations
 
-from agents.contract.cards import choose_precision, find_card
 from agents.contract.node import Calibration
+from agents.shared.cards import choose_precision, find_card
 
 MOST_OTHER_LOAD = 0.15
 """Share of a device that other programs may use during its measurement, 0 to 1."""

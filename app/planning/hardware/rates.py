@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.contract.cards import Card
+from agents.shared.cards import Card
 from app.planning.hardware.cluster import PlannedGpu
 
 MATRIX_SHARE = 0.85
@@ -81,7 +81,7 @@ def _rate_in_training(measured: float, card: Card | None) -> float:
     Forecasts are tuned to the data sheet's rate in training. So a measurement counts as the ratio
     between this card and a typical one of its kind, both running matrix products only.
 
-    >>> from agents.contract.cards import find_card
+    >>> from agents.shared.cards import find_card
     >>> round(_rate_in_training(644e12, find_card("H200")) / 1e12)
     841
     """

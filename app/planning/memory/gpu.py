@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.contract.cards import choose_precision
 from agents.contract.spec import RunSpec
+from agents.shared.cards import choose_precision
 
 Dtype = Literal["fp32", "bf16", "fp16", "fp64"]
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}

@@ -36,7 +36,7 @@ class LaunchOrder:
     taken_s: float
     """Time at which `stops` was read, in seconds since the epoch."""
     phase: str = "was prepared"
-    """What happens now, as the end of a sentence about the run."""
+    """Present work, as the end of a sentence about the run."""
     refused_by: tuple[str, ...] = ()
     """Nodes that refused to launch their part."""
 

@@ -13,7 +13,7 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 from agents.contract.layer_plan import LayerPlan, Needs
-from agents.contract.micro_shapes import group_examples
+from agents.shared.micro_shapes import group_examples
 from agents.trainer.autotune import name_setting, prove, try_kept
 from agents.trainer.execution import layers
 from agents.trainer.execution.setting import ExecutionSetting

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.contract.cards import list_cards
 from agents.contract.spec import AdapterKind
+from agents.shared.cards import list_cards
 from app.planning.hardware.cluster import Cluster, PlannedNode, ethernet
 from app.planning.plan import Plan, PlanRequest, make_plan
 from app.planning.strategies.data_parallel import split_rows

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from agents.contract.cards import find_card, list_cards
 from agents.contract.node import Calibration
 from agents.contract.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
+from agents.shared.cards import find_card, list_cards
 from app.planning.hardware.cluster import PlannedGpu
 from app.planning.hardware.rates import find_rates
 from app.planning.memory.forecast import MemorySetting

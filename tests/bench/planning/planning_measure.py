@@ -275,7 +275,7 @@ class Bench:
 
     def _describe(self, rows: Any, part: Any) -> dict[str, Any]:
         """Return lengths of the step, and the sizes of its micro-batches."""
-        from agents.contract.micro_shapes import group_examples
+        from agents.shared.micro_shapes import group_examples
 
         executor = self.executor
         lengths = [one.num_tokens for one in part.examples]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agents.contract.micro_shapes import group_examples
+from agents.shared.micro_shapes import group_examples
 from agents.trainer.data.examples import BatchPart, Example, Segment
 from app.planning.row_lengths import assume_lengths
 from tests.bench.planning.planning_jobs import SHAPES, Job, Row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.contract.micro_shapes import group_examples
+from agents.shared.micro_shapes import group_examples
 from tests.bench.planning.planning_jobs import FAMILIES, JOBS, TINY, Job, Row
 from tests.bench.planning.planning_model import make_rows
 

@@ -29,7 +29,7 @@ LINES = tuple(
         Event(kind="stream.data", data={"stream": "rank-0.log", "data_base64": "YWJj"}),
     )
 )
-TABLES = ("cards", "columns", "formats", "layer_plan", "model_files", "parallel")
+TABLES = ("formats", "layer_plan", "model_files", "parallel")
 """Modules of the contract whose dataclasses are rows of tables and never cross the wire."""
 
 

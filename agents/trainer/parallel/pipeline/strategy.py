@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agents.contract.micro_shapes import group_examples
 from agents.contract.model_cut import Stage
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
+from agents.shared.micro_shapes import group_examples
 from agents.trainer.data.examples import BatchPart, Examples
 from agents.trainer.execution.executor import Executor
 from agents.trainer.model.experts import list_adapted

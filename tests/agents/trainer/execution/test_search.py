@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agents.contract.layer_plan import MEMORY_SHARE, LayerPlan
-from agents.contract.micro_shapes import find_size, group_examples, round_up_tokens
+from agents.shared.micro_shapes import find_size, group_examples, round_up_tokens
 from agents.trainer.execution import needs, tuner
 from agents.trainer.execution import setting as setting_module
 from agents.trainer.execution.setting import fill_spare_memory

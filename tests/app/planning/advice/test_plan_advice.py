@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from agents.contract.cards import list_cards
 from agents.contract.parallel import ParallelMode
 from agents.contract.spec import AdapterKind, AdapterSpec, RunSpec
+from agents.shared.cards import list_cards
 from app.planning.advice.changes import apply_change
 from app.planning.hardware.cluster import Cluster
 from app.planning.plan import DataSize, Plan, PlanRequest, make_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.contract.micro_shapes import group_examples, round_size, round_up_tokens
+from agents.shared.micro_shapes import group_examples, round_size, round_up_tokens
 
 
 @given(
