@@ -34,6 +34,8 @@ class RowJudge:
     """
 
     def __init__(self, data: DataSpec, beyond: Sequence[str] = ()) -> None:
+        self.encoding: str = data.encoding
+        """Encoding of text files."""
         self._format = str(data.format)
         self._ignored = frozenset(data.ignore_columns)
         self._meanings = findings.RowMeanings(data.ignore_columns, beyond)

@@ -52,7 +52,7 @@ _SOURCES = (
     "templates",
     "tokens",
 )
-_SHARED_SOURCES = ("columns", "files", "findings", "meaning", "rendered", "reshape")
+_SHARED_SOURCES = ("columns", "encodings", "files", "findings", "meaning", "rendered", "reshape")
 
 
 def load_examples(
@@ -111,6 +111,7 @@ def make_key(
         "ignored": sorted(spec.data.ignore_columns),
         "columns": sorted(spec.data.columns),
         "texts": [spec.data.documents, spec.data.long_text, spec.data.rendered],
+        "encoding": spec.data.encoding,
         "rules": rules,
         "code": hashlib.sha256(b"\0".join(sources)).hexdigest(),
         "versions": [version("tokenizers"), version("transformers")],

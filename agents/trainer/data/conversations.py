@@ -17,6 +17,7 @@ from typing import Any
 
 from agents.contract.spec import Rendered
 from agents.shared.data import columns
+from agents.shared.data.encodings import NotUtf8
 from agents.shared.data.meaning import read_mark
 from agents.shared.data.rendered import ends_with_answer_begin, find_answers
 from agents.shared.data.reshape import find_turns
@@ -204,7 +205,7 @@ def _check_text(text: str, key: str) -> str:
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         if 0xDC80 <= code <= 0xDCFF:  # Python's surrogateescape: `files` could not decode the byte
-            raise ValueError(f"byte 0x{code - 0xDC00:02x} in '{key}' is not UTF-8") from error
+            raise NotUtf8(f"byte 0x{code - 0xDC00:02x} in '{key}' is not UTF-8") from error
         raise ValueError(f"'{key}' holds half a character (a lone surrogate)") from error
     if "\0" in text:
         raise ValueError(f"'{key}' holds a NUL byte")

@@ -21,6 +21,7 @@ from agents.contract.objectives import OBJECTIVES, ROW_FORMATS, find_readers, jo
 from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, choose_format
+from agents.shared.data.encodings import NotUtf8, offer_encoding
 from agents.shared.data.files import KINDS, look_through
 from agents.shared.data.findings import (
     RowMeanings,
@@ -38,6 +39,7 @@ from agents.trainer.data.tokens import TEXT_RULES
 
 # Number of rows between two checks for data that would be trained wrongly.
 _CHECKED_ROWS = 1000
+_SAVE = "or save the file as UTF-8"
 
 
 class RefusedData(ExpectedError):
@@ -169,7 +171,9 @@ class RowReader:
         self._starts: list[int] = []
         self._names: list[str] = []
         self._reading = FileReading(
-            documents=data.documents if rules >= 3 else "line", unfolds_each=rules < 3
+            documents=data.documents if rules >= 3 else "line",
+            encoding=data.encoding,
+            unfolds_each=rules < 3,
         )
         self._size_bytes = sum(path.stat().st_size for path in files.paths if path.exists())
         self.format: str = data.format
@@ -255,10 +259,16 @@ class RowReader:
                 self._meanings.add(whole, self.format, number)
             row = self._read_row(number, value, self.format)
         except ValueError as error:
+            if isinstance(error, NotUtf8):
+                self._offer(offer_encoding(self._files.paths[len(self._starts) - 1]), _SAVE)
             if self.format == "auto" and not isinstance(value, ValueError):
-                self._tally.offer = self._tally.offer or offer_mapping(value)
+                self._offer(offer_mapping(value), "or rename its columns")
             return Skipped(row=number, reason=str(error), malformed=True)
         return Skipped(row=number, reason=row) if isinstance(row, str) else row
+
+    def _offer(self, setting: str, otherwise: str) -> None:
+        if setting and not self._tally.offer:
+            self._tally.offer = f"Set {setting}, {otherwise}"
 
     def _reshape(self, value: Any) -> Any:
         if self._mapping is None or not self._ignored or not isinstance(value, dict):
