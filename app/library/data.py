@@ -34,7 +34,7 @@ from agents.shared.data.files import (
     open_text,
     read_lines,
 )
-from agents.shared.data.reshape import offer_mapping
+from agents.shared.data.offers import offer_mapping
 from agents.shared.files.folder_files import ForeignFile, open_regular, require_own
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused

@@ -51,8 +51,8 @@ def offer_encoding(path: Path) -> str:
 def guess_encoding(start: bytes) -> str:
     r"""Return the likely encoding of a text by Python's name; empty: UTF-8, or not known.
 
-    >>> [guess_encoding("a sm\N{LATIN SMALL LETTER O WITH STROKE}r".encode(name))
-    ...     for name in ("utf-8", "cp1252", "utf-16-be")]
+    >>> text = "d\N{LATIN SMALL LETTER E WITH ACUTE}j\N{LATIN SMALL LETTER A WITH GRAVE} vu, encore"
+    >>> [guess_encoding(text.encode(name)) for name in ("utf-8", "cp1252", "utf-16-be")]
     ['', 'cp1252', 'utf-16-be']
     """
     if wide := guess_utf16(start):

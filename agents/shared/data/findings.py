@@ -132,6 +132,8 @@ class RowMeanings:
             kind, consequence = _judge_known(name, value, data_format, row, used)
         else:
             kind, consequence = judge_column(name, value, data_format)
+            if kind in ("answer", "better") and _is_again(name, value, row, used):
+                kind, consequence = "unknown", _NOTE
         is_rated = kind == "score" or (kind == "verdict" and find_kind(name).kind == kind)
         if kind == "score":  # judged by all values later: a `false` is a verdict
             consequence = "refuse" if data_format in KIND["verdict"].refused_in else "warn"
@@ -256,18 +258,23 @@ def _judge_known(
     name: str, value: Any, data_format: str, row: dict[str, Any], used: frozenset[str]
 ) -> tuple[str, Consequence]:
     """Return kind and consequence of a column that is read in rows of other formats."""
+    is_number = isinstance(value, (int, float)) and name in QUESTION_KEYS  # its position in a list
+    if is_number or _is_again(name, value, row, used):
+        return "unknown", "note"
+    kind = KIND["question" if name in QUESTION_KEYS or name == "input" else "answer"]
+    return kind.kind, "refuse" if data_format in kind.refused_in else kind.otherwise
+
+
+def _is_again(name: str, value: Any, row: dict[str, Any], used: frozenset[str]) -> bool:
+    """Return whether a column repeats texts that are read."""
     # UltraChat's prompt repeats the first message, and Alpaca's prompt holds its instruction.
     texts = list(_texts_of(row, used))
     mine = [text.strip() for text in _texts_of({name: value}, (name,)) if text.strip()]
     asked = list(_texts_of(row, used & {*QUESTION_KEYS, *CONVERSATION_KEYS}))[:1]
-    is_again = all(any(part in text for text in texts) for part in mine) or any(
-        text.strip() and text.strip() in part for text in asked for part in mine
+    return bool(mine) and (
+        all(any(part in text for text in texts) for part in mine)
+        or any(text.strip() and text.strip() in part for text in asked for part in mine)
     )
-    is_number = isinstance(value, (int, float)) and name in QUESTION_KEYS  # its position in a list
-    if (mine and is_again) or is_number:
-        return "unknown", "note"
-    kind = KIND["question" if name in QUESTION_KEYS or name == "input" else "answer"]
-    return kind.kind, "refuse" if data_format in kind.refused_in else kind.otherwise
 
 
 def _find_skipping(message: dict[str, Any]) -> Iterator[str]:

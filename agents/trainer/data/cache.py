@@ -52,7 +52,10 @@ _SOURCES = (
     "templates",
     "tokens",
 )
-_SHARED_SOURCES = ("columns", "encodings", "files", "findings", "meaning", "rendered", "reshape")
+_SHARED_SOURCES = (
+    *("columns", "encodings", "files", "findings", "meaning", "offers", "rankings", "rendered"),
+    "reshape",
+)
 
 
 def load_examples(

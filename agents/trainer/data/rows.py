@@ -30,7 +30,8 @@ from agents.shared.data.findings import (
     say_refusal,
     sort_findings,
 )
-from agents.shared.data.reshape import ColumnMapping, offer_mapping
+from agents.shared.data.offers import offer_mapping
+from agents.shared.data.reshape import ColumnMapping
 from agents.trainer.data.conversations import ConversationRow, read_row, read_row_by_older_rules
 from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.splits import choose_split
@@ -168,6 +169,7 @@ class RowReader:
             partial(read_row, rendered=data.rendered) if rules >= 3 else read_row_by_older_rules
         )
         self._meanings = RowMeanings(data.ignore_columns)
+        self._num_read = 0
         self._starts: list[int] = []
         self._names: list[str] = []
         self._reading = FileReading(
@@ -248,6 +250,8 @@ class RowReader:
         try:
             if isinstance(value, ValueError):
                 raise value
+            if self._mapping is not None and (reason := self._mapping.leave_out(value)):
+                return Skipped(row=number, reason=reason)
             whole = self._reshape(value)
             # Before ignored columns are removed: the findings list those, too.
             if isinstance(whole, dict) and self.format != "auto":
@@ -261,9 +265,10 @@ class RowReader:
         except ValueError as error:
             if isinstance(error, NotUtf8):
                 self._offer(offer_encoding(self._files.paths[len(self._starts) - 1]), _SAVE)
-            if self.format == "auto" and not isinstance(value, ValueError):
+            if not self._num_read and not isinstance(value, ValueError):
                 self._offer(offer_mapping(value), "or rename its columns")
             return Skipped(row=number, reason=str(error), malformed=True)
+        self._num_read += not isinstance(row, str)
         return Skipped(row=number, reason=row) if isinstance(row, str) else row
 
     def _offer(self, setting: str, otherwise: str) -> None:
