@@ -23,6 +23,7 @@ from agents.shared.data.columns import (
     used_columns,
 )
 from agents.shared.data.meaning import (
+    CHOICES,
     KIND,
     Consequence,
     find_kind,
@@ -385,6 +386,12 @@ would be learned as good ones"
 def hint_for(found: DataFinding) -> str:
     """Return the advice for a finding; empty: nothing needs to be done."""
     kind = KIND.get(found.kind, KIND["unknown"])
+    if found.kind == "context" and found.column in CHOICES:
+        name = found.column
+        return (
+            f"Set data.columns: [input={name}, output={name}.answer], if 'answer' says which is "
+            "right"
+        )
     return kind.hint.format(column=found.column.removeprefix(MESSAGES))
 
 

@@ -162,7 +162,7 @@ _NAMED_TEXT = _words("caption description explanation reason reasons comment")
 _COUNTED = _words("num n number count")
 """First words of such names."""
 _OF_SYSTEM = _words("system sys prompt prompts message messages msg instruction instructions text")
-_CHOICES = _words("choices options candidates endings")
+CHOICES = _words("choices options candidates endings")
 _BEFORE = _words("previous prior preceding")
 _MEDIA_STEMS = ("image", "video", "audio", "pixel", "photo", "picture", "screenshot")
 _MEDIA_SUFFIX = re.compile(
@@ -426,7 +426,7 @@ def _bears_out(kind: str, name: str, value: Any) -> bool:
         case "options":
             return any(leaf is True or shape_of(leaf) == "text" for leaf in _some_leaves(value))
         case "answer" | "better":
-            return shape_of(value) == "text"
+            return shape_of(value) == "text" or (kind == "better" and shape_of(value) == "word")
         case "split":
             return isinstance(value, str) and not _HELD_OUT.isdisjoint(split_name(value))
         case "turn":
@@ -448,7 +448,7 @@ def _holds_text(kind: str, name: str, value: Any) -> bool:
         return is_list or shape == "parts"
     if kind == "history" and not _BEFORE.isdisjoint(words):
         return shape == "parts"
-    if kind == "context" and is_list and not _CHOICES.isdisjoint(words):
+    if kind == "context" and is_list and not CHOICES.isdisjoint(words):
         return True
     return is_text or (kind == "reasoning" and shape == "name")
 

@@ -84,12 +84,19 @@ def _offer(row: Any) -> list[str]:
     for listed, right in _CHOICES:
         if asked and listed in names and (right in names or _column_of(right) in names):
             return [f"instruction={asked}", f"input={listed}", f"output={right}"]
+    return _offer_columns(found)
+
+
+def _offer_columns(found: Mapping[str, str]) -> list[str]:
+    """Return the entries for the first format whose columns were found."""
     for needed in (("chosen", "rejected"), ("instruction", "output"), ("text",)):
         columns = [found[wanted] for wanted in needed]
         if all(columns) and len(set(columns)) == len(columns):
             more = {"chosen": ("instruction", "system"), "instruction": ("input", "system")}
             extra = [one for one in more.get(needed[0], ()) if found[one] not in ("", *columns)]
-            return [f"{wanted}={found[wanted]}" for wanted in (*needed, *extra)]
+            # Under their own names they were read already, and have another fault.
+            if columns != [*needed]:
+                return [f"{wanted}={found[wanted]}" for wanted in (*needed, *extra)]
     return []
 
 

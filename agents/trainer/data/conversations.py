@@ -341,8 +341,11 @@ def _join(
     """
     system, asked = _split_system(prompt)
     own, rest = _split_system(side)
-    # Some data sets repeat the prompt in each answer, with other white space.
-    if [_bare(turn) for turn in rest[: len(asked)]] != [_bare(turn) for turn in asked]:
+    # Some data sets repeat the prompt in each answer, with other white space. Others give one of
+    # its questions as the prompt: a side that begins with a question is a whole conversation.
+    is_whole = bool(asked and rest) and asked[-1].role == rest[0].role == "user"
+    begins = [_bare(turn) for turn in rest[: len(asked)]] == [_bare(turn) for turn in asked]
+    if not begins and not is_whole:
         rest = asked + rest
     return (own or system) + rest
 
@@ -363,6 +366,8 @@ def _read_side(
 
 def _find_turns(part: Any, key: str) -> tuple[ConversationTurn, ...] | None:
     """Return the turns of one message or a list of messages, or None for anything else."""
+    if isinstance(part, list) and part and all(isinstance(one, str) for one in part):
+        raise ValueError(f"'{key}' should be a text or messages, but is a list of texts")
     if isinstance(part, (dict, list)):
         return _read_turns([part] if isinstance(part, dict) else part, key)
     if not isinstance(part, str) or not part.lstrip().startswith("[{"):

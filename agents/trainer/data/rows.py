@@ -247,6 +247,7 @@ class RowReader:
     def _read(self, number: int, value: Any) -> ConversationRow | Skipped:
         if value is None:
             return Skipped(row=number, reason=BLANK)
+        given = value
         try:
             if isinstance(value, ValueError):
                 raise value
@@ -266,7 +267,7 @@ class RowReader:
             if isinstance(error, NotUtf8):
                 self._offer(offer_encoding(self._files.paths[len(self._starts) - 1]), _SAVE)
             if not self._num_read and not isinstance(value, ValueError):
-                self._offer(offer_mapping(value), "or rename its columns")
+                self._offer(offer_mapping(given), "or rename its columns")
             return Skipped(row=number, reason=str(error), malformed=True)
         self._num_read += not isinstance(row, str)
         return Skipped(row=number, reason=row) if isinstance(row, str) else row
