@@ -53,8 +53,8 @@ _SOURCES = (
     "tokens",
 )
 _SHARED_SOURCES = (
-    *("columns", "encodings", "files", "findings", "meaning", "offers", "rankings", "rendered"),
-    "reshape",
+    *("columns", "encodings", "files", "findings", "html_text", "meaning", "offers"),
+    *("rankings", "rendered", "reshape"),
 )
 
 

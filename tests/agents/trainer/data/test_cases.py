@@ -41,7 +41,7 @@ READ = (
     ("m3_loss_weight_lf_v1.jsonl", "chat", 30, "b0<|end|>"),
     ("m4_loss_weight_answer_only.jsonl", "chat", 30, "b0<|end|>"),
     ("m6_part_loss.jsonl", "chat", 30, " a0<|end|>"),
-    ("mdfolder", "text", 2, " Title\n\nSome **text** about rivers.\n\n```python\nprint(1)\n```\n"),
+    ("mdfolder", "text", 3, " Read me\n\nThis repository.<|end|>"),
     ("n1_turn_objects.json", "chat", 30, "Hi.<|end|>Bo0<|end|>"),
     ("n1_turn_objects.jsonl", "chat", 30, "Hi.<|end|>Bo0<|end|>"),
     ("n2_turns_qa.json", "chat", 30, "Bo<|end|>x<|end|>"),
@@ -57,6 +57,7 @@ READ = (
     ("oa_developer.jsonl", "chat", 30, "a0<|end|>"),
     ("oa_name.jsonl", "chat", 30, "a0<|end|>"),
     ("oa_weight.jsonl", "chat", 30, "right0.<|end|>"),
+    ("one.py", "text", 1, "ef f(x):\n    return x<|end|>"),
     ("p1_tool_role_plain.jsonl", "chat", 30, "Let me look.<|end|>It is 0 degrees.<|end|>"),
     ("prerendered_instr.jsonl", "alpaca", 30, "a0<|im_end|><|end|>"),
     ("prompt_only_conv.jsonl", "chat", 30, "42<|end|>"),
@@ -217,12 +218,6 @@ REFUSED = (
         "",
     ),
     (
-        "one.py",
-        ": '.py' is not a kind of data file that Rackless reads",
-        "Use .jsonl, .json, .csv, .tsv, .txt or .",
-        "",
-    ),
-    (
         "pairs_list.jsonl",
         "expected an object {...}, found a list",
         "data.columns: [instruction=0, output=1]",
@@ -291,7 +286,7 @@ REFUSED = (
     (
         "xml.xml",
         ": '.xml' is not a kind of data file that Rackless reads",
-        "Use .jsonl, .json, .csv, .tsv, .txt or .",
+        "Use .jsonl, .json, .csv, .tsv, .txt, .md, .html, ",
         "",
     ),
 )
