@@ -57,7 +57,6 @@ READ = (
     ("oa_developer.jsonl", "chat", 30, "a0<|end|>"),
     ("oa_name.jsonl", "chat", 30, "a0<|end|>"),
     ("oa_weight.jsonl", "chat", 30, "right0.<|end|>"),
-    ("one.py", "text", 1, "ef f(x):\n    return x<|end|>"),
     ("p1_tool_role_plain.jsonl", "chat", 30, "Let me look.<|end|>It is 0 degrees.<|end|>"),
     ("prerendered_instr.jsonl", "alpaca", 30, "a0<|im_end|><|end|>"),
     ("prompt_only_conv.jsonl", "chat", 30, "42<|end|>"),
@@ -166,7 +165,7 @@ REFUSED = (
         "latin1.csv",
         "byte 0xf6 in 'instruction' is not UTF-8",
         "data.encoding: cp1252",
-        "Antwort größer 0<|end|>",
+        "Antwort gr\xf6\xdfer 0<|end|>",
     ),
     (
         "m10_feedback_both.jsonl",
@@ -275,7 +274,7 @@ REFUSED = (
         "utf16.txt",
         "is UTF-16, not text in UTF-8",
         "data.encoding: utf-16",
-        "rüße an alle\nGrüße an alle\nGrüße an alle\nGrüße an alle\nGrüße",
+        "r\xfc\xdfe" + 4 * " an alle\nGr\xfc\xdfe",
     ),
     (
         "utf16le_nobom.jsonl",

@@ -34,6 +34,7 @@ def test_readme_is_a_document_among_markdown_only(tmp_path: Path) -> None:
 def test_code_is_one_document_per_file(tmp_path: Path) -> None:
     read(tmp_path, README__md="about", main__py="if a:\n\n    b()\n", deep__c="int x;\n")
     assert read(tmp_path) == ["int x;", "if a:\n\n    b()"]
+    assert read(tmp_path / "main.py") == ["if a:\n\n    b()"]
 
 
 def test_script_next_to_rows_is_no_data(tmp_path: Path) -> None:
