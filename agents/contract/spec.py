@@ -188,7 +188,7 @@ class DataSpec:
         Documents,
         Key(
             label="Documents in text files",
-            help="What one document of a .txt or .md file is.",
+            help="A .txt or .md file can hold one document or many.",
             group=DATA,
             choices=(
                 ("file", "The whole file"),
@@ -202,7 +202,7 @@ class DataSpec:
         LongText,
         Key(
             label="Long text",
-            help="What becomes of a text that is longer than a sequence. Conversations are cut.",
+            help="Texts longer than a sequence are divided or cut. Conversations are cut.",
             group=DATA,
             details="`split` divides it at ends of paragraphs, lines and sentences, with every "
             "token once; `join` also fills each sequence with the next text, as pretraining does.",

@@ -15,7 +15,7 @@ from agents.contract.spec import DataSpec, RunSpec
 from app.core.library import SaveRecipe
 from app.core.nodes import CheckNodes
 from app.core.repairs import ApplyRepair, ShowRepair
-from app.events import Certificate, PhaseProgress, RankProgress, RunChanged, RunSnapshot
+from app.events import Certificate, FoundRun, PhaseProgress, RankProgress, RunChanged, RunSnapshot
 from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
@@ -193,6 +193,25 @@ def _runs(stage: Stage) -> QWidget:
     stage.window.go_to("runs")
     stage.window.runs.table.selectRow(1)
     return stage.window
+
+
+def _found(stage: Stage) -> QWidget:
+    """Runs that nodes list and that are not known to be this home's: one trains, one is done."""
+    running = FoundRun(
+        run_id="20261126-081500-abc",
+        attempt=2,
+        name="qwen3-diary",
+        node="beta",
+        state="running",
+        is_active=True,
+        started_s=None,
+        master=None,
+        files=("/home/me/diary.jsonl", "Qwen/Qwen3-8B"),
+    )
+    done = replace(running, run_id="20261124-190000-xyz", name="", state="done", is_active=False)
+    stage.core.on_loop(stage.core.put_found, [running, done])
+    stage.wait_for(lambda: not stage.window.runs.found.isHidden())
+    return _runs(stage)
 
 
 def _compare(stage: Stage) -> QWidget:
@@ -759,6 +778,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "nodes-storage": _storage,
     "nodes-settings": _node_settings,
     "runs": _runs,
+    "runs-found": _found,
     "runs-compared": _compare,
     "run-ranks": _run_tab(0),
     "run-figures": _figures,
