@@ -91,7 +91,8 @@ def locked(path: Path, limit_s: float | None = LIMIT_S) -> Iterator[None]:
     After `NOTICE_S` a warning says who holds it.
 
     Raises:
-        LockHeld: another process held it for `limit_s`; None: no limit.
+        LockHeld: another process held it for `limit_s`; None: no limit, except for a process that
+            is suspended.
     """
     handle = _open(path)
     try:
@@ -202,13 +203,20 @@ def _wait(handle: int, path: Path, limit_s: float | None) -> None:
     # Polled, since a blocking flock has no timeout.
     while not _try(handle):
         waited_s = time.monotonic() - began_s
-        if limit_s is not None and waited_s >= limit_s:
+        if waited_s >= (LIMIT_S if limit_s is None else limit_s) and (
+            limit_s is not None or _is_holder_suspended(path)
+        ):
             raise refuse_held(path)
         if waited_s >= NOTICE_S and not is_said:
             is_said = True
             _log.warning("waiting: %s", refuse_held(path))
         time.sleep(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
         tries += 1
+
+
+def _is_holder_suspended(path: Path) -> bool:
+    holder = read_holder(path)
+    return holder is not None and holder.is_suspended
 
 
 def _sign(handle: int) -> None:
