@@ -233,7 +233,7 @@ class Attack:
             orphans=tuple(orphans),
             leftovers=tuple(leftovers),
             alarms=tuple(alarms),
-            story=tuple(f"{line.time_s - case.fault_s:.1f} s: {line.text}" for line in lines),
+            story=tuple(line.describe(case.fault_s) for line in lines),
             seconds=time.time() - case.began_s,
             load=os.getloadavg()[0],
             breaks=tuple(case.breaks),
