@@ -15,6 +15,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -60,6 +61,12 @@ class Holder:
                 return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
         except (OSError, IndexError):
             return False
+
+    def wake(self) -> None:
+        """Continue the process if it is suspended, as `fg` does."""
+        if sys.platform != "win32" and self.is_suspended:
+            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+                os.kill(self.pid, signal.SIGCONT)
 
     def __str__(self) -> str:
         state = ", which is suspended" if self.is_suspended else ""
