@@ -117,7 +117,10 @@ class DataPreview:
 
 # ------------------------------------------------------------------- columns
 
-WANTED = ("messages", "instruction", "input", "output", "system", "text", "chosen", "rejected")
+WANTED = (
+    "messages", "instruction", "input", "output", "system", "text", "tools",
+    "chosen", "rejected",
+)  # fmt: skip
 """Names to which a column can be mapped."""
 _ROLES = ("system", "user", "assistant", "tool")
 _ROLE_PREFIX = "roles."

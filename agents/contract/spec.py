@@ -157,7 +157,7 @@ class DataSpec:
             "output=answer.",
             group=DATA,
             details="Names are `messages`, `instruction`, `input`, `output`, `system`, `text`, "
-            "`chosen`, `rejected`; `roles.user=customer` names a role of messages. Also as a "
+            "`tools`, `chosen`, `rejected`; `roles.user=customer` names a role of messages. Also a "
             "mapping: `{instruction: question, roles: {user: customer}}`. A field of a column is "
             "`translation.en`.",
             placeholder="recognized",
