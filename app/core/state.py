@@ -21,6 +21,7 @@ from app.storage.runs import RunRecord
 
 if TYPE_CHECKING:
     from app.chats.chat import Chats
+    from app.data.browser import DataBrowser
     from app.forecasts.planner import Planner
     from app.storage.database import Database
     from app.storage.prompts import PromptStore
@@ -67,11 +68,23 @@ class CoreState:
         return Chats(self.services)
 
     @functools.cached_property
+    def data(self) -> DataBrowser:
+        """Rows of the data that is looked through."""
+        from app.data.browser import DataBrowser  # as above
+
+        return DataBrowser(self.services.paths.home)
+
+    @functools.cached_property
     def prompts(self) -> PromptStore:
         """Test prompts of projects, and the answers that were compared."""
         from app.storage.prompts import PromptStore  # as above
 
         return PromptStore(self.database)
+
+    async def close_data(self) -> None:
+        """End the process that reads data, if there is one."""
+        if "data" in self.__dict__:
+            await self.data.close()
 
     def full_id(self, run_id: str) -> str:
         """Return the full id of a run from its first characters.

@@ -80,6 +80,7 @@ from app.provisioning.check_row import CheckRow
 from app.provisioning.system_repairs import synchronise_clock
 from app.provisioning.windows.offer import ScriptOptions, WindowsScript, offer_script, save_script
 from app.runfile.run_file import format_run
+from app.runs.inputs.left_out import DataCount
 from app.runs.journals.logs import LogFile
 from app.settings import Value
 from tests.fakes.artifacts import CARD, past_artifacts
@@ -683,7 +684,7 @@ class FakeRuns:
         return tuple(files)
 
     async def start(self, action: runs.StartRun, report: Report) -> RunSnapshot:
-        await self._core.act("runs.start", action.spec)
+        await self._core.act("runs.start", action.spec, action.accept_left_out)
         run = make_run(f"{action.spec.name}-0001", action.spec.name, "launching", phase="loading")
         run = replace(run, spec=action.spec)
         report(runs.RunAnnounced(run.run_id))
@@ -928,6 +929,13 @@ class FakeLibrary:
         await self._core.act("library.preview", action.spec, action.node, action.whole, action.part)
         return make_preview(whole=action.whole)
 
+    async def count_left_out(
+        self, action: library.CountLeftOut, report: Report
+    ) -> tuple[DataCount, ...]:
+        self._core.calls.append(("library.count_left_out", action.spec))
+        name = Path(action.spec.data.train).name
+        return (DataCount(part="train", name=name, found=self._core.count_answer),)
+
     async def find_missing(self, action: library.FindMissing, report: Report) -> dict[str, str]:
         return {
             key: "There is no such file."
@@ -993,6 +1001,8 @@ class FakeCore:
     comparison_map: dict[str, ForecastComparison] = field(default_factory=dict)
     calibration_map: dict[str, dict[str, Calibration]] = field(default_factory=dict)
     preview_map: dict[str, DataPreview] = field(default_factory=dict)
+    count_answer: DataPreview = field(default_factory=lambda: make_preview(num_rows=400))
+    """Rows of any data."""
     artifact_map: dict[str, ArtifactSnapshot] = field(default_factory=dict)
     link_list: list[LinkSnapshot] = field(default_factory=list)
     event_map: dict[str, list[RunEvent]] = field(default_factory=dict)
