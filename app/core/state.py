@@ -125,7 +125,7 @@ class CoreState:
     async def _forecast(
         self, spec: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
     ) -> LaunchForecast:
-        return await self.planner.forecast(spec, facts, ranks)
+        return await self.planner.forecast(spec, facts, ranks, self.samples)
 
     def _learn(self, run: RunRecord) -> None:
         from app.forecasts.learning import learn_from_run

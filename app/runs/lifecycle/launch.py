@@ -95,9 +95,16 @@ async def start_run(
     report(f"checking {show_list(nodes)}")
     plan = await preflight.plan_launch(services, spec, nodes)
     await run_inputs.require_models_there(services, spec, inputs, plan.nodes)
-    spec, plan = await preflight.leave_out_misfits(
-        services, spec, await preflight.add_forecast(services, spec, plan)
-    )
+    if plan.away:
+        verb = "takes" if len(plan.away) == 1 else "take"
+        report(f"{show_list(plan.away)} cannot be reached and {verb} no part")
+    if plan.forecast.plan_id:
+        report(f"starting plan {plan.forecast.plan_id}")
+    if plan.forecast.changed:
+        report(plan.forecast.changed)
+    if spec.nodes == "all" and plan.forecast.nodes:
+        # Named, so that a resume keeps the choice and no other node joins later.
+        spec = replace(spec, nodes=plan.forecast.nodes)
     for text in _advise(services, spec, plan):
         report(text)
     node = plan.nodes[0]
@@ -306,11 +313,12 @@ def record_intent(
 
 def _store_forecast(services: Services, run: RunRecord, found: LaunchForecast) -> None:
     """Store the forecast of this attempt, to compare it with the measured speed."""
-    # A start uses every node that the run file allows; an event says if fewer would be faster.
     if found.forecast is not None:
         services.planning.save_forecast(run.run_id, run.attempt, to_wire(found.forecast))
     for text in found.advice:
         services.runs.add_event(run.run_id, "advice", f"nodes: {text}")
+    if found.changed:
+        services.runs.add_event(run.run_id, "advice", f"plan: {found.changed}")
 
 
 def _intent(
