@@ -51,6 +51,8 @@ def choose_format(value: Any) -> str:
         return "chat" if isinstance(value[asked], (list, dict)) else "alpaca"
     if "text" in keys:
         return "text"
+    if "input_ids" in keys:
+        raise ValueError("the row is tokenized already ('input_ids'); only texts are trained")
     raise ValueError(f"the row has the keys {quote_keys(keys)}, but {_SHAPES}")
 
 

@@ -55,7 +55,10 @@ _SOURCES = (
     "tool_calls",
     "tool_turns",
 )
-_SHARED_SOURCES = ("columns", "files", "findings", "meaning", "rendered", "reshape")
+_SHARED_SOURCES = (
+    *("columns", "encodings", "files", "findings", "meaning", "offers", "rankings", "rendered"),
+    "reshape",
+)
 
 
 def load_examples(
@@ -114,6 +117,7 @@ def make_key(
         "ignored": sorted(spec.data.ignore_columns),
         "columns": sorted(spec.data.columns),
         "texts": [spec.data.documents, spec.data.long_text, spec.data.rendered],
+        "encoding": spec.data.encoding,
         "rules": rules,
         "code": hashlib.sha256(b"\0".join(sources)).hexdigest(),
         "versions": [version("tokenizers"), version("transformers")],
