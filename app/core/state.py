@@ -22,6 +22,7 @@ from app.storage.runs import RunRecord
 if TYPE_CHECKING:
     from app.chats.chat import Chats
     from app.forecasts.planner import Planner
+    from app.hub.hub_search import HubSearch
     from app.storage.database import Database
     from app.storage.prompts import PromptStore
 
@@ -58,6 +59,13 @@ class CoreState:
         from app.forecasts.planner import Planner
 
         return Planner(self.services)
+
+    @functools.cached_property
+    def hub_search(self) -> HubSearch:
+        """Searches of the hub."""
+        from app.hub.hub_search import HubSearch  # on use: most commands never search
+
+        return HubSearch()
 
     @functools.cached_property
     def chats(self) -> Chats:
