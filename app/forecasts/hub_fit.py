@@ -8,7 +8,7 @@ from typing import Any
 from agents.contract.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
 from app.errors import UserError
 from app.hub.hub_item import HubFit
-from app.planning.candidate import Plan
+from app.planning.candidate import Candidate, Plan
 from app.planning.shape.model_shape import read_shape
 from app.text import capitalize, one_line, shorten, show_bytes, show_list
 
@@ -31,6 +31,7 @@ async def judge_fit(
         plan: plans a run on all nodes.
     """
     tried: Plan | None = None
+    streamed: HubFit | None = None
     for kind in _METHODS:
         spec = RunSpec(model=model, data=DataSpec(train="-"), adapter=AdapterSpec(kind=kind))
         try:
@@ -39,16 +40,29 @@ async def judge_fit(
             if (unknown := _find_unknown(model, config)) is not None:
                 return unknown
             return HubFit(model=model, verdict="unusable", text=_shorten(error))
-        if tried.chosen is not None:
-            nodes = tried.chosen.nodes
-            return HubFit(
-                model=model,
-                verdict="fits",
-                text=f"{_METHODS[kind]} on {say_nodes(nodes, num_nodes)}",
-                adapter=kind,
-                nodes=tuple(nodes),
-            )
-    return HubFit(model=model, verdict="too-large", text=_say_lack(tried))
+        if tried.chosen is None:
+            continue
+        fit = _describe_fit(model, kind, tried.chosen, num_nodes)
+        if not _streams(tried.chosen):
+            return fit
+        # QLoRA without streaming is faster than LoRA with it.
+        streamed = streamed or fit
+    return streamed or HubFit(model=model, verdict="too-large", text=_say_lack(tried))
+
+
+def _describe_fit(model: str, kind: AdapterKind, chosen: Candidate, num_nodes: int) -> HubFit:
+    more = ", with its weights streamed" if _streams(chosen) else ""
+    return HubFit(
+        model=model,
+        verdict="fits",
+        text=f"{_METHODS[kind]} on {say_nodes(chosen.nodes, num_nodes)}{more}",
+        adapter=kind,
+        nodes=tuple(chosen.nodes),
+    )
+
+
+def _streams(chosen: Candidate) -> bool:
+    return any(gpu.num_streamed for gpu in chosen.gpus)
 
 
 def _find_unknown(model: str, config: Mapping[str, Any]) -> HubFit | None:
