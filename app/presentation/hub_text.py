@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from app.hub.hub_item import HubItem
+from agents.contract.requests.hub import CachedKind
+from app.hub.hub_http import ENDPOINT
+from app.hub.hub_item import HubFit, HubItem
 from app.text import DASH, show_bytes
 
 
@@ -39,6 +41,34 @@ def show_rows(text: str) -> str:
     if most:
         return f"{least} to {most} rows"
     return f"{'under' if '<' in text else 'over'} {text.strip('n<>')} rows"
+
+
+def describe_item(item: HubItem, fit: HubFit | None, has_token: bool | None) -> str:
+    """Describe what to know about an entry before a run uses it.
+
+    Args:
+        item: the entry.
+        fit: verdict of the planner; None: not judged.
+        has_token: whether this PC has a token of the hub; None: not known yet.
+    """
+    parts = []
+    if fit is not None:
+        parts.append(f"Fits your PCs: {fit.text}" if fit.verdict == "fits" else fit.text)
+    if item.is_cached:
+        parts.append("It is on this PC already")
+    elif item.is_gated:
+        token = ", and a token of that account kept in Settings" if has_token is False else ""
+        parts.append(f"Gated: its licence has to be accepted on its page first{token}")
+    return " ".join(f"{part.rstrip('.')}." for part in parts)
+
+
+def page_of(kind: CachedKind, name: str) -> str:
+    """Return the address of an entry's page.
+
+    >>> page_of("data", "org/rows")
+    'https://huggingface.co/datasets/org/rows'
+    """
+    return f"{ENDPOINT}/datasets/{name}" if kind == "data" else f"{ENDPOINT}/{name}"
 
 
 def describe_gate(item: HubItem) -> str:
