@@ -51,7 +51,7 @@ class HubDialog(QDialog):
         self._has_token: bool | None = None
         theme = context.theme
         self.setWindowTitle(f"Find a {self._noun}")
-        self.resize(980, 640)
+        self.resize(1080, 660)
         self.words = QLineEdit()
         self.words.setAccessibleName("Search the hub")
         self.words.setPlaceholderText(_EXAMPLES[kind])
@@ -158,7 +158,8 @@ class HubDialog(QDialog):
             self.banner.hide()
         self.table.say_when_empty(nothing)
         count = count_of(len(found.items), self._noun)
-        self.summary.setText(f"The {count} with most downloads" if found.has_more else count)
+        most = f"The {count} with most downloads"
+        self.summary.setText(most if found.has_more else count if found.items else "")
         self.more.setVisible(found.has_more)
         if self._kind == "model" and found.items:
             self._judge_op = self._context.bridge.run(
