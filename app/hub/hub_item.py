@@ -115,7 +115,7 @@ def read_item(kind: CachedKind, said: object) -> HubItem | None:
         size_bytes=_weigh(parameters) if parameters else _read_count(said.get("usedStorage")),
         num_parameters=sum(parameters.values()) if parameters else None,
         rows=_read_tag(said, "size_categories:", _ROWS),
-        licence=_read_tag(said, "license:", re.compile(r"[\w.+-]+")),
+        licence=_read_tag(said, "license:", re.compile(r"[A-Za-z0-9._+-]+")),
         # `auto`, `manual`, or False.
         is_gated=said.get("gated") not in (None, False),
         downloads=_read_count(said.get("downloads")),

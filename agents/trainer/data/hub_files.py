@@ -54,12 +54,19 @@ class Wanted:
         """Folder of the repository in the hub's cache."""
         return hub_cache(os.environ) / f"{self.kind}s--{self.name.replace('/', '--')}"
 
+    @property
+    def snapshot(self) -> Path:
+        """Folder in which the files have their names."""
+        return self.cached / "snapshots" / self.revision
+
     def list_lacking(self) -> dict[str, tuple[str, int]]:
         """Return the files that the cache lacks."""
         return {
             name: (blob, size)
             for name, (blob, size) in self.blobs.items()
             if not (self.cached / "blobs" / blob).is_file()
+            # Without links, the hub's tools keep the files here.
+            and not (self.snapshot / name).is_file()
         }
 
 
@@ -124,8 +131,6 @@ def fetch_files(wanted: Wanted, report: Report = lambda text: None) -> Path:
     Raises:
         ExpectedError: the disk is full, or a file is not the one that the hub lists.
     """
-    from huggingface_hub import snapshot_download
-
     lacking = wanted.list_lacking()
     blobs = wanted.cached / "blobs"
     begun_bytes = sum(_size_of(_half(blobs, blob)) for blob, _ in lacking.values())
@@ -142,18 +147,28 @@ def fetch_files(wanted: Wanted, report: Report = lambda text: None) -> Path:
                 pass
         finally:
             pool.shutdown(cancel_futures=True)
-        # Links the files into the snapshot; names are escaped, since these are patterns.
-        patterns = [re.sub(r"([*?[])", r"[\1]", name) for name in wanted.blobs]
-        folder = Path(
-            snapshot_download(
-                wanted.name, repo_type=wanted.kind, revision=wanted.asked, allow_patterns=patterns
-            )
-        )
-    if folder.name != wanted.revision:
-        raise ExpectedError(
-            f"{wanted.name} was changed on the hub during the download.", "Download it again"
-        )
-    return folder
+    return _link_snapshot(wanted)
+
+
+def _link_snapshot(wanted: Wanted) -> Path:
+    """Give the files their names in the snapshot, as the hub's own tools do; return its folder."""
+    for name, (blob, _) in wanted.blobs.items():
+        place, source = wanted.snapshot / name, wanted.cached / "blobs" / blob
+        if place.exists():
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)  # a link that leads nowhere
+        try:
+            place.symlink_to(os.path.relpath(source, place.parent))
+        except OSError:  # Windows allows links to administrators and developers only
+            os.link(source, place)
+    ref = wanted.cached / "refs" / (wanted.asked or "main")
+    if wanted.asked != wanted.revision:
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        half = ref.with_name(f".{ref.name}.{os.getpid()}")
+        half.write_text(wanted.revision, "ascii")
+        os.replace(half, ref)
+    return wanted.snapshot
 
 
 def _fetch_blob(wanted: Wanted, one: tuple[str, tuple[str, int]]) -> None:
@@ -162,20 +177,28 @@ def _fetch_blob(wanted: Wanted, one: tuple[str, tuple[str, int]]) -> None:
     Raises:
         ExpectedError: it is not the file that the hub lists.
     """
-    from huggingface_hub import hf_hub_url
+    from huggingface_hub import constants, hf_hub_download, hf_hub_url
     from huggingface_hub.file_download import get_hf_file_metadata, http_get
     from huggingface_hub.utils import WeakFileLock, build_hf_headers
 
     blob, (name, size_bytes) = one
-    headers = build_hf_headers()
+    blobs, half = wanted.cached / "blobs", _half(wanted.cached / "blobs", blob)
+    if size_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
+        # Larger files are sent in another way (Xet), which begins them again.
+        place = hf_hub_download(wanted.name, name, repo_type=wanted.kind, revision=wanted.revision)
+        if not has_content(Path(place), blob):
+            Path(place).resolve().unlink()
+            raise _differs(wanted, name)
+        return
+    # Compressed files could not be resumed.
+    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     address = hf_hub_url(wanted.name, name, repo_type=wanted.kind, revision=wanted.revision)
-    place = get_hf_file_metadata(address, headers=headers)
-    if place.etag != blob or place.size not in (None, size_bytes):
+    found = get_hf_file_metadata(address, headers=headers)
+    if found.etag != blob or found.size not in (None, size_bytes):
         raise _differs(wanted, name)
     # The token is for the hub alone; large files come from other hosts.
-    if urlsplit(place.location).netloc != urlsplit(address).netloc:
+    if urlsplit(found.location)[:2] != urlsplit(address)[:2]:
         headers.pop("authorization", None)
-    blobs, half = wanted.cached / "blobs", _half(wanted.cached / "blobs", blob)
     # The lock of the hub's own tools, for the case that they download the same file.
     locks = hub_cache(os.environ) / ".locks" / wanted.cached.name
     locks.mkdir(parents=True, exist_ok=True)
@@ -186,7 +209,7 @@ def _fetch_blob(wanted: Wanted, one: tuple[str, tuple[str, int]]) -> None:
             half.unlink()
         with _BoundedFile(half, size_bytes) as file:
             http_get(
-                place.location,
+                found.location,
                 file,
                 resume_size=_size_of(half),
                 headers=headers,

@@ -228,6 +228,47 @@ def test_a_full_disk_is_named_before_anything_is_downloaded(site, tmp_path, monk
     assert folder.name == REVISION
 
 
+def test_a_download_follows_no_list_of_pages_and_asks_only_for_its_files(site, blobs):
+    fetch_model(MODEL)
+    asked = [path for path, _ in site.asked]
+    assert not any("/tree/" in path for path in asked)
+    assert (blobs.parent / "refs" / "main").read_text() == REVISION
+    # The hub's own tools find it without asking.
+    offline = huggingface_hub.snapshot_download(MODEL, local_files_only=True)
+    assert Path(offline) == blobs.parent / "snapshots" / REVISION
+
+
+def test_a_cache_without_links_is_filled_and_found(site, blobs, monkeypatch):
+    def refuse(self, target, target_is_directory=False):
+        raise OSError("a required privilege is not held")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    folder = fetch_model(MODEL)
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    for blob in blobs.iterdir():
+        blob.unlink()  # the hub's tools move them there
+    (blobs.parent / "refs" / "main").unlink()
+    site.files.clear()
+    assert fetch_model(MODEL) == folder
+    assert "model.safetensors" not in [name for name, _ in site.files]
+
+
+def test_a_file_too_large_for_http_is_left_to_the_hubs_tools_and_verified(site, blobs, monkeypatch):
+    arrived = [bytes(len(WEIGHTS)), WEIGHTS]
+
+    def download(repo, name, *, repo_type=None, revision=None):
+        path = blobs / (BLOB if name == "model.safetensors" else name)
+        path.write_bytes(FILES[name] if name == "config.json" else arrived.pop(0))
+        return str(path)
+
+    monkeypatch.setattr(huggingface_hub.constants, "MAX_HTTP_DOWNLOAD_SIZE", len(WEIGHTS) - 1)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(ExpectedError, match="arrives with other content"):
+        fetch_model(MODEL)
+    assert not (blobs / BLOB).exists()
+    assert (fetch_model(MODEL) / "model.safetensors").read_bytes() == WEIGHTS
+
+
 def test_without_a_network_the_cache_decides(site, monkeypatch):
     def refuse(api, model, **options):
         raise OSError("no route to host")
