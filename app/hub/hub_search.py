@@ -141,6 +141,7 @@ def _explain(error: HTTPError) -> UserError:
         return UserError(
             "the hub does not accept this PC's token",
             f"Make one at {_TOKENS}, and keep it in the window's settings (or: hf auth login).",
+            topic="model-download",
         )
     if error.code == 429:
         wait_s = hub_http.read_wait_s(dict(error.headers.items()))

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
@@ -21,7 +20,7 @@ from agents.shared.data.files import KINDS
 from agents.shared.models.config_findings import quantization_of
 from agents.shared.models.fit import find_refusals
 from agents.shared.models.folder import ModelFolder, inspect_model
-from agents.trainer.data.hub_fetch import fetch_model
+from agents.trainer.data.hub_fetch import fetch_matching, fetch_model
 from agents.trainer.data.hub_words import (
     CONVERTED,
     HUB,
@@ -153,6 +152,8 @@ def _fetch_own(name: str, download: Download) -> tuple[Path, list[Path]]:
         )
     try:
         folder = Path(download(dataset, repo_type="dataset", allow_patterns=OWN_FILES))
+    except ExpectedError:
+        raise
     except Exception as error:
         raise explain_download(
             name, "file or folder", f"{HUB}/datasets/{dataset}", error
@@ -160,10 +161,10 @@ def _fetch_own(name: str, download: Download) -> tuple[Path, list[Path]]:
     return folder / config, list_files(folder / config)
 
 
-def _download(dataset: str, **options: Any) -> str:
-    from huggingface_hub import snapshot_download
-
-    return str(snapshot_download(dataset, **options))
+def _download(
+    dataset: str, *, repo_type: str, allow_patterns: list[str], revision: str | None = None
+) -> str:
+    return str(fetch_matching(dataset, allow_patterns, revision))
 
 
 def _find_converted(name: str, download: Download, *, held_out: bool) -> tuple[Path, ...]:

@@ -99,6 +99,32 @@ def fetch_data(data: str, report: Report = lambda text: None, revision: str = ""
     return _fetch(wanted, "file or folder", page, report)
 
 
+def fetch_matching(dataset: str, patterns: Sequence[str], revision: str | None) -> Path:
+    """Return the folder of a data set's revision, with the files that match a pattern.
+
+    Without a connection these are the files of the cache.
+
+    Raises:
+        ExpectedError: the disk is full, or a file is not the one that the hub lists.
+        Exception: as of the hub's own tools.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    choose = _choose_matching(patterns)
+    try:
+        wanted = list_wanted(dataset, "dataset", revision, choose, _HUB_TIMEOUT_S)
+    except (ExpectedError, RevisionNotFoundError):
+        raise
+    except Exception:
+        only = {"allow_patterns": list(patterns), "local_files_only": True}
+        with contextlib.suppress(Exception):
+            kept = snapshot_download(dataset, repo_type="dataset", revision=revision, **only)
+            return Path(kept)
+        raise
+    return fetch_files(wanted)
+
+
 def _fetch(wanted: Wanted, kind: str, page: str, report: Report) -> Path:
     try:
         return fetch_files(wanted, report)

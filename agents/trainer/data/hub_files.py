@@ -152,6 +152,7 @@ def fetch_files(wanted: Wanted, report: Report = lambda text: None) -> Path:
 
 def _link_snapshot(wanted: Wanted) -> Path:
     """Give the files their names in the snapshot, as the hub's own tools do; return its folder."""
+    wanted.snapshot.mkdir(parents=True, exist_ok=True)
     for name, (blob, _) in wanted.blobs.items():
         place, source = wanted.snapshot / name, wanted.cached / "blobs" / blob
         if place.exists():

@@ -28,4 +28,4 @@ async def download_here(request: FetchSnapshot | FetchData, home: Path, report: 
         raise UserError(f"this PC: the download ended with code {ended.code}: {last}")
     message = str(ended.failed.get("message", "")).replace("this node", "this PC")
     hint = str(ended.failed.get("hint", "")).replace("the node your token", "this PC your token")
-    raise UserError(f"this PC: {message}", hint)
+    raise UserError(f"this PC: {message}", hint, topic="model-download")

@@ -20,6 +20,7 @@ from agents.errors import ExpectedError
 from agents.shared.files.hub_cache import list_cache
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ, same_source
 from agents.trainer.data import hub_fetch, hub_files
+from agents.trainer.data.hub import find_data
 from agents.trainer.data.hub_fetch import fetch_data, fetch_model
 from tests.fakes.model_site import REVISION, Fault, ModelSite, model_site
 
@@ -192,6 +193,19 @@ def test_data_is_fetched_as_the_hub_has_converted_it(site, tmp_path):
     site.add("org/pictures", kind="dataset", files={"pic.png": b"x"})
     with pytest.raises(ExpectedError, match="has no data file that Rackless reads"):
         fetch_data("org/pictures")
+
+
+def test_a_run_downloads_its_data_in_the_same_way(site, tmp_path, monkeypatch):
+    rows = site.add("org/rows", kind="dataset", files={"train.jsonl": b'{"text": "a"}\n'})
+    found = find_data("org/rows")
+    assert [path.read_bytes() for path in found.paths] == [rows.files["train.jsonl"]]
+    site.faults.append(Fault("/", 500))
+    assert find_data("org/rows") == found  # from the cache
+    site.faults.clear()
+    site.altered.add("train.jsonl")
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(ExpectedError, match=r"^train.jsonl of org/rows arrives with other"):
+        find_data("org/rows")
 
 
 @pytest.mark.parametrize(
