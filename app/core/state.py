@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from app.chats.chat import Chats
     from app.data.browser import DataBrowser
     from app.forecasts.planner import Planner
+    from app.hub.hub_search import HubSearch
     from app.storage.database import Database
     from app.storage.prompts import PromptStore
 
@@ -59,6 +60,13 @@ class CoreState:
         from app.forecasts.planner import Planner
 
         return Planner(self.services)
+
+    @functools.cached_property
+    def hub_search(self) -> HubSearch:
+        """Searches of the hub."""
+        from app.hub.hub_search import HubSearch  # on use: most commands never search
+
+        return HubSearch()
 
     @functools.cached_property
     def chats(self) -> Chats:
