@@ -43,6 +43,8 @@ MIN_CUT_SHARE = 0.01
 _ORDER = ("refuse", "warn", "note")
 MESSAGES = "messages[]."
 """Prefix of the name of a message's key."""
+_READ_KEYS = TURN_KEYS | CALL_KEYS | TOOL_KEYS | {"tool_call_id"}
+"""Keys of messages that are read, or that refer to a call."""
 _NO_MESSAGES = frozenset({"system", "input", *TOOL_KEYS})
 _SAID_NAME_CHARS = 60
 _LISTED = 12
@@ -85,8 +87,6 @@ class RowMeanings:
         keys: dict[tuple[str, str], Consequence] = {}
         for name, value in row.items():
             if name in used:
-                if name in TOOL_KEYS and not is_empty(value):
-                    self._count("skipped", name, "warn", place)
                 if data_format != "text" and name not in _NO_MESSAGES:
                     self._judge_messages(value, keys)
             elif isinstance(name, str) and not is_empty(value):
@@ -280,9 +280,6 @@ def _is_again(name: str, value: Any, row: dict[str, Any], used: frozenset[str]) 
 
 def _find_skipping(message: dict[str, Any]) -> Iterator[str]:
     """Yield the keys that make `agents.trainer.data.conversations` skip the row."""
-    for key in CALL_KEYS & message.keys():
-        if not is_empty(message[key]):
-            yield key
     content = message.get("content")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and not isinstance(part.get("text"), str):
@@ -293,7 +290,7 @@ def _judge_keys(message: dict[str, Any], *, is_answer: bool) -> list[tuple[str, 
     """Return kind, name and consequence of each unread key of a message, or of one of its parts."""
     found = []
     for key, part in message.items():
-        if key not in TURN_KEYS and key not in CALL_KEYS and not is_empty(part):
+        if key not in _READ_KEYS and not is_empty(part):
             kind, consequence = judge_key(str(key), part, is_answer=is_answer)
             found.append((kind, str(key), consequence))
     return found

@@ -79,7 +79,8 @@ KINDS = (
     ColumnKind("system", "holds a system prompt, which would be left out",
                f"Set data.columns: [system={{column}}], {_KEEP}",
                _words("system sys"), refused_in=_ASKED, otherwise="note"),
-    ColumnKind("tools", "offers tools, which are not trained", _OUT,
+    ColumnKind("tools", "offers tools under another name, which would be left out",
+               f"Set data.columns: [tools={{column}}], {_KEEP}",
                _words("tool tools function functions apis"), refused_in=_ASKED, otherwise="note"),
     ColumnKind("weight", "asks to learn these rows less, or in part, which is not possible", _OUT,
                _words(_WEIGHT), refused_in=(*_ASKED, "text")),
@@ -136,6 +137,9 @@ KINDS = (
                "Compare the preview with a chat, or use a model whose template writes both alike"),
     ColumnKind("dropped_turn", "is a role whose turns are left out, because the model's chat "
                "template has no place for it", "Write what these turns say into other turns"),
+    ColumnKind("no_tools", "offers or calls tools, for which the chat template has no place",
+               "Use a model whose chat template has tools, take these rows out, "
+               f"{_KEEP}", otherwise="refuse"),
     ColumnKind("beyond", "is a token for which the model has no weights, so a row that holds it "
                "cannot be trained",
                "Use the model's own tokenizer, or enlarge its embeddings first"),

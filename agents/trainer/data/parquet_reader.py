@@ -20,11 +20,12 @@ from typing import Any
 
 from agents.errors import ExpectedError
 from agents.program import command
-from agents.shared.data.columns import BYTES, KNOWN_KEYS
+from agents.shared.data.columns import BYTES, CALL_KEYS, KNOWN_KEYS, TOOL_KEYS
 from agents.shared.data.files import MAX_LINE_CHARS
 from agents.shared.data.meaning import find_kind
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from agents.state import archive_path
+from agents.trainer.data.tool_calls import without_nulls
 
 MEMORY_BYTES = 768 << 20
 """Memory that the child may take in addition to its libraries, in bytes."""
@@ -253,11 +254,17 @@ def _count_held(metadata: Any, name: str) -> int:
 def _send_batches(path: Path, file: Any, names: list[str]) -> None:
     total, sent_rows, sent_bytes = file.metadata.num_rows, 0, 0
     most = _most_unpacked(path)
+    of_tools = [
+        field.name
+        for field in file.schema_arrow
+        if field.name in TOOL_KEYS or any(f"{key}:" in str(field.type) for key in CALL_KEYS)
+    ]
     for batch in file.iter_batches(batch_size=_choose_batch(file.metadata), columns=names):
         step = max(1, batch.num_rows * _SENT_BYTES // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, step):
             # Only a slice as Python objects: they take many times the bytes of the batch.
-            rows = [_wrap(row) for row in _list_values(batch.slice(start, step))]
+            values = _list_values(batch.slice(start, step))
+            rows = [_wrap(_without_nulls(row, of_tools) if of_tools else row) for row in values]
             sent_rows += len(rows)
             sent_bytes += sum(len(row) for row in rows)
             if sent_bytes > most:
@@ -277,6 +284,13 @@ def _choose_batch(metadata: Any) -> int:
         (group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0
     )
     return max(1, min(_ROWS_AT_ONCE, int(_BATCH_BYTES / max(1.0, row_bytes))))
+
+
+def _without_nulls(row: Any, names: Sequence[str]) -> Any:
+    """Return a row without the null fields in some columns, which a table has for each tool."""
+    if not isinstance(row, dict):
+        return row
+    return {**row, **{name: without_nulls(row[name]) for name in names if name in row}}
 
 
 def _wrap(row: Any) -> str:

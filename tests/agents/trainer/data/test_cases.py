@@ -56,6 +56,7 @@ READ = (
     ("nested.parquet", "chat", 30, "a0<|end|>"),
     ("oa_developer.jsonl", "chat", 30, "a0<|end|>"),
     ("oa_name.jsonl", "chat", 30, "a0<|end|>"),
+    ("oa_refusal.jsonl", "chat", 30, "I cannot.<|end|>"),
     ("oa_weight.jsonl", "chat", 30, "right0.<|end|>"),
     ("p1_tool_role_plain.jsonl", "chat", 30, "Let me look.<|end|>It is 0 degrees.<|end|>"),
     ("prerendered_instr.jsonl", "alpaca", 30, "a0<|im_end|><|end|>"),
@@ -204,12 +205,6 @@ REFUSED = (
         "",
     ),
     ("nul.jsonl", "'output' holds a NUL byte", "Give data with at least one row", ""),
-    (
-        "oa_refusal.jsonl",
-        "message 2 has no text: 'content' is null",
-        "Give data with at least one row",
-        "",
-    ),
     (
         "oa_vision.jsonl",
         "message 1 has a part without text ('image_url'); only text is trained",
