@@ -377,7 +377,9 @@ def find_turns(value: Any) -> Any:
 def _find_keyed(value: dict[Any, Any]) -> list[Any] | None:
     """Return the rows of an object that has each under a key of its own, or None."""
     rows = list(value.values())
-    is_keyed = len(rows) >= _MIN_KEYED and all(isinstance(row, dict) for row in rows)
+    # A column's name says that the object is a row itself.
+    is_keyed = len(rows) >= _MIN_KEYED and KNOWN_KEYS.isdisjoint(value)
+    is_keyed = is_keyed and all(isinstance(row, dict) for row in rows)
     return rows if is_keyed and all(KNOWN_KEYS & row.keys() for row in rows) else None
 
 

@@ -344,6 +344,14 @@ def test_advice_works(tokenizer: Any, name: str, _: str, advice: str, learned: s
     check(name, data)
 
 
+def test_only_row_is_not_taken_for_rows_by_key(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"question": {"text": "q"}, "answer": {"text": "a"}}')
+    tally = Tally(name="a")
+    assert list(RowReader(find_files(path), DataSpec(train="-"), "sft", tally)) == []
+    assert tally.num_rows == 1
+
+
 def test_every_case_has_a_row() -> None:
     known = {row[0] for row in READ} | {row[0] for row in REFUSED}
     others = {path.name for path in CASES.iterdir()} - known
