@@ -37,6 +37,10 @@ Recompute = Literal["auto", "none", "all"]
 Documents = Literal["file", "blank-line", "line"]
 Rendered = Literal["auto", "yes", "no"]
 LongText = Literal["split", "join", "cut", "refuse"]
+Encoding = Literal[
+    "utf-8", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "cp1250", "cp1251", "gb18030", "big5",
+    "shift_jis", "euc_jp", "euc_kr",
+]  # fmt: skip
 Compression = Literal["none", "bf16", "powersgd"]
 ActivationBits = Literal[8, 16]
 MAX_SEED = 2**63 - 1
@@ -157,7 +161,7 @@ class DataSpec:
             "output=answer.",
             group=DATA,
             details="Names are `messages`, `instruction`, `input`, `output`, `system`, `text`, "
-            "`chosen`, `rejected`; `roles.user=customer` names a role of messages. Also as a "
+            "`tools`, `chosen`, `rejected`; `roles.user=customer` names a role of messages. Also a "
             "mapping: `{instruction: question, roles: {user: customer}}`. A field of a column is "
             "`translation.en`.",
             placeholder="recognized",
@@ -184,11 +188,35 @@ class DataSpec:
             is_later=True,
         ),
     ] = "auto"
+    encoding: Annotated[
+        Encoding,
+        Key(
+            label="Encoding of text files",
+            help="How text files write their characters. Refused files name the likely one.",
+            group=DATA,
+            details="Names are Python's. `cp1252` reads Latin-1, `gb18030` GBK and GB 2312.",
+            choices=(
+                ("utf-8", "UTF-8"),
+                ("utf-16", "UTF-16 with a byte order mark"),
+                ("utf-16-le", "UTF-16, low byte first"),
+                ("utf-16-be", "UTF-16, high byte first"),
+                ("cp1252", "Western European (Windows-1252, Latin-1)"),
+                ("cp1250", "Central European (Windows-1250)"),
+                ("cp1251", "Cyrillic (Windows-1251)"),
+                ("gb18030", "Simplified Chinese (GBK, GB 18030)"),
+                ("big5", "Traditional Chinese (Big5)"),
+                ("shift_jis", "Japanese (Shift JIS)"),
+                ("euc_jp", "Japanese (EUC)"),
+                ("euc_kr", "Korean (EUC)"),
+            ),
+            is_later=True,
+        ),
+    ] = "utf-8"
     documents: Annotated[
         Documents,
         Key(
             label="Documents in text files",
-            help="What one document of a .txt or .md file is.",
+            help="A .txt or .md file can hold one document or many.",
             group=DATA,
             choices=(
                 ("file", "The whole file"),
@@ -202,7 +230,7 @@ class DataSpec:
         LongText,
         Key(
             label="Long text",
-            help="What becomes of a text that is longer than a sequence. Conversations are cut.",
+            help="Texts longer than a sequence are divided or cut. Conversations are cut.",
             group=DATA,
             details="`split` divides it at ends of paragraphs, lines and sentences, with every "
             "token once; `join` also fills each sequence with the next text, as pretraining does.",

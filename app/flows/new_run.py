@@ -122,7 +122,7 @@ def name_paths(answers: new_run_answers.RunAnswers) -> dict[str, str]:
 def preview_spec(answers: new_run_answers.RunAnswers) -> RunSpec | None:
     """Return a spec that suffices for a data preview; None while something is missing."""
     asked = (
-        *("model", "data.train", "objective", "data.format", "data.ignore_columns"),
+        *("model", "data.train", "data.eval", "objective", "data.format", "data.ignore_columns"),
         *("data.columns", "data.documents", "data.rendered", "data.long_text"),
         *("sequence_tokens", "packing", "nodes"),
     )

@@ -31,6 +31,7 @@ from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, RunStopped, UserError
 from app.filelock import locked
 from app.nodes.credential import make_credential
+from app.presentation.left_out_text import say_count
 from app.progress import OnMessage
 from app.provisioning.checks.variables import (
     agreed_variables,
@@ -39,7 +40,7 @@ from app.provisioning.checks.variables import (
 )
 from app.provisioning.torch_build import advise_one_build, tried_builds
 from app.runs import preflight
-from app.runs.inputs import run_inputs
+from app.runs.inputs import left_out, run_inputs
 from app.runs.inputs.shared_inputs import record_places
 from app.runs.lifecycle.confirmation import CONFIRM_S, confirm_launch, keeping_launch_alive
 from app.runs.lifecycle.election import plan_election
@@ -71,6 +72,8 @@ async def start_run(
     spec: RunSpec,
     announced: OnMessage = lambda line: None,
     report: OnMessage = lambda line: None,
+    *,
+    accept_left_out: bool = False,
 ) -> str:
     """Launch a new run and return its id.
 
@@ -79,6 +82,7 @@ async def start_run(
         spec: run to start.
         announced: callback with the id after all checks, before anything is sent.
         report: callback with a sentence on each stage.
+        accept_left_out: start also without many of the rows.
 
     Raises:
         UserError: it cannot be started. Before the id is announced, or if another run took a node
@@ -103,6 +107,15 @@ async def start_run(
         spec = replace(spec, nodes=plan.forecast.nodes)
     for text in _advise(services, spec, plan):
         report(text)
+    node = plan.nodes[0]
+    counts = await left_out.count_before_sending(
+        services, spec, inputs, node, plan.pythons[node], report
+    )
+    for one in counts:
+        if one.found is not None:
+            report(say_count(one.name, one.found))
+    if not accept_left_out:
+        left_out.refuse_losses(counts)
     run = RunRecord(
         run_id=make_run_id(),
         name=spec.name,
