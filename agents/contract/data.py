@@ -146,8 +146,14 @@ class DataPreview:
 
 # ------------------------------------------------------------------- columns
 
-WANTED = ("messages", "instruction", "input", "output", "system", "text", "chosen", "rejected")
+WANTED = (
+    "messages", "instruction", "input", "output", "system", "text", "tools",
+    "chosen", "rejected",
+)  # fmt: skip
 """Names to which a column can be mapped."""
+RATED = ("candidates", "score", "rank", "best", "good")
+"""The same, for columns that rate answers: of several candidates, the best and the worst become a
+pair; of rows with a verdict, only the good ones are kept."""
 _ROLES = ("system", "user", "assistant", "tool")
 _ROLE_PREFIX = "roles."
 
@@ -179,10 +185,10 @@ def parse_columns(entries: Sequence[str]) -> ColumnNames:
             )
         if role != wanted and role in _ROLES:
             found.roles[name] = role
-        elif wanted in WANTED:
+        elif wanted in (*WANTED, *RATED):
             found.columns[name] = wanted
         else:
-            known = ", ".join((*WANTED, *(f"{_ROLE_PREFIX}{role}" for role in _ROLES)))
+            known = ", ".join((*WANTED, *RATED, *(f"{_ROLE_PREFIX}{role}" for role in _ROLES)))
             raise ValueError(f"columns names {wanted!r}; it must be one of {known}")
     return found
 

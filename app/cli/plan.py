@@ -19,7 +19,7 @@ from app.presentation import plan_text
 from app.presentation.data_text import describe_first_rows
 from app.presentation.left_out_text import ON_A_NODE, say_count
 from app.presentation.model_text import CHECK, describe_caveats, describe_limits, describe_model
-from app.text import show_bytes, show_model, show_rate, show_share
+from app.text import capitalize, show_bytes, show_model, show_rate, show_share
 
 if TYPE_CHECKING:
     from app.runs.inputs.left_out import DataCount
@@ -72,6 +72,8 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     if plan.model is not None:
         out.text(describe_model(plan.model))
     out.text(plan_text.describe_plan(plan))
+    if plan.id:
+        out.text(f"  {'Plan':<20}{plan.id}, which the next start executes")
     if plan.chosen is not None:
         for caption, text in plan_text.describe_candidate(plan.chosen):
             out.text(f"  {caption:<20}{text}")
@@ -87,7 +89,9 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     _print_list("What would help", [advice.text for advice in plan.advice], out)
     # Without a plan that fits, the first alternative is shown above.
     others = plan.others if plan.chosen is not None else plan.others[1:]
-    _print_list("Other ways", [plan_text.describe_other(one) for one in others[:MOST_SHOWN]], out)
+    ways = [plan_text.describe_other(one) for one in others[:MOST_SHOWN]]
+    refused = [f"{capitalize(one.text)}." for one in plan.refused]
+    _print_list("Other ways", [*ways, *refused], out)
     print_caveats(Caveats(parts=plan.parts), out)
     _print_list("Assumed", list(plan.assumptions), out)
     rows = [f"{caption}: {text}" for caption, text in describe_first_rows(plan.findings)]
@@ -149,7 +153,18 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     return {
         "fits": plan.chosen is not None,
         "chosen": _candidate(plan.chosen) if plan.chosen is not None else None,
+        "id": plan.id,
         "others": [_candidate(candidate) for candidate in plan.others],
+        "refused": [
+            {
+                "mode": one.mode,
+                "keys": list(one.keys),
+                "text": one.text,
+                "change": dict(one.change),
+                "would": _candidate(one.would) if one.would is not None else None,
+            }
+            for one in plan.refused
+        ],
         "advice": [{"text": one.text, "change": dict(one.change)} for one in plan.advice],
         "assumptions": list(plan.assumptions),
         "model": plain(plan.model),

@@ -76,7 +76,9 @@ class PlanRun(Action["Plan"]):
 
             described = await asyncio.to_thread(read_cluster_file, self.cluster)
             choose_nodes(self.spec, [node.name for node in described.nodes])
-            return await core.planner.plan(self.spec, described, ask_remote=self.ask_remote)
+            return await core.planner.plan(
+                self.spec, described, ask_remote=self.ask_remote, is_imagined=True
+            )
         names = choose_nodes(self.spec, core.fleet.names())
         known = {node.name: node for node in core.fleet.snapshots()}
         if self.ask_remote and any(known[name].facts is None for name in names):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from app.chats.chat import Chats
     from app.data.browser import DataBrowser
     from app.forecasts.planner import Planner
+    from app.hub.hub_search import HubSearch
     from app.storage.database import Database
     from app.storage.prompts import PromptStore
 
@@ -59,6 +60,13 @@ class CoreState:
         from app.forecasts.planner import Planner
 
         return Planner(self.services)
+
+    @functools.cached_property
+    def hub_search(self) -> HubSearch:
+        """Searches of the hub."""
+        from app.hub.hub_search import HubSearch  # on use: most commands never search
+
+        return HubSearch()
 
     @functools.cached_property
     def chats(self) -> Chats:
@@ -125,7 +133,7 @@ class CoreState:
     async def _forecast(
         self, spec: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
     ) -> LaunchForecast:
-        return await self.planner.forecast(spec, facts, ranks)
+        return await self.planner.forecast(spec, facts, ranks, self.samples)
 
     def _learn(self, run: RunRecord) -> None:
         from app.forecasts.learning import learn_from_run

@@ -15,22 +15,18 @@ FILTERS: dict[RowFilter, str] = {
     "least_learned": "Fewest learned tokens first",
 }
 """Filters of rows in words."""
-COLUMN_WORDS = dict(
-    zip(
-        WANTED,
-        (
-            "Conversation",
-            "Question",
-            "Input to the question",
-            "Answer",
-            "System prompt",
-            "Plain text",
-            "Chosen answer",
-            "Rejected answer",
-        ),
-        strict=True,
-    )
-)
+_WORDS = {
+    "messages": "Conversation",
+    "instruction": "Question",
+    "input": "Input to the question",
+    "output": "Answer",
+    "system": "System prompt",
+    "text": "Plain text",
+    "tools": "Tools",
+    "chosen": "Chosen answer",
+    "rejected": "Rejected answer",
+}
+COLUMN_WORDS = {name: _WORDS.get(name, name) for name in WANTED}
 """Meanings of columns in words, by their names in a mapping."""
 _STATES = {"kept": "", "left_out": "left out", "cut": "cut", "duplicate": "duplicate"}
 

@@ -66,6 +66,7 @@ from app.events import (
     TraceRow,
 )
 from app.flows.node_list import NodeLine, NodeOutcome
+from app.hub.hub_item import FetchedRepo, HubFit, HubResults, PcCache
 from app.hub.node_tokens import NodeToken
 from app.interruption import Interruption
 from app.library.recipes import Recipe, list_recipes
@@ -87,6 +88,7 @@ from tests.fakes.artifacts import CARD, past_artifacts
 from tests.fakes.chats import FakeChats
 from tests.fakes.cluster import make_preview
 from tests.fakes.exports import make_export_plan
+from tests.fakes.hub_items import hub_fits, hub_items
 from tests.fakes.plans import make_comparison, make_plan_of_all
 from tests.fakes.repairs import FakeRepairs
 from tests.fakes.rows import FakeData
@@ -949,6 +951,42 @@ class FakeHub:
     def __init__(self, core: FakeCore) -> None:
         self._core = core
 
+    async def search(self, action: hub.SearchHub, report: Report) -> HubResults:
+        self._core.calls.append(("hub.search", action.kind, action.words, action.limit))
+        gate = self._core.hub_gates.get(action.words)
+        if gate is not None:
+            await gate.wait()
+        if self._core.hub_answer is not None:
+            if isinstance(self._core.hub_answer, Exception):
+                raise self._core.hub_answer
+            return self._core.hub_answer
+        words = action.words.strip().lower()
+        items = tuple(
+            item for item in hub_items() if item.kind == action.kind and words in item.name.lower()
+        )
+        return HubResults(items=items[: action.limit], has_more=len(items) > action.limit)
+
+    async def judge(self, action: hub.JudgeFits, report: Report) -> tuple[HubFit, ...]:
+        fits = {fit.model: fit for fit in hub_fits()}
+        unknown = "Unknown shape: the hub gives no config of it"
+        found = [
+            fits.get(name, HubFit(model=name, verdict="unknown", text=unknown))
+            for name in action.models
+        ]
+        for fit in found:
+            report(fit)
+        return tuple(found)
+
+    async def fetch(self, action: hub.FetchFromHub, report: Report) -> FetchedRepo:
+        await self._core.act("hub.fetch", action.kind, action.name, action.node)
+        report(Progress(message=f"downloading {action.name}: 34 % of 14.2 GiB"))
+        if self._core.fetch_gate is not None:
+            await self._core.fetch_gate.wait()
+        return FetchedRepo(kind=action.kind, name=action.name, pc=action.node)
+
+    async def cached(self, action: hub.ListCaches, report: Report) -> tuple[PcCache, ...]:
+        return (PcCache(pc=""),)
+
     async def find_token(self, action: hub.FindToken, report: Report) -> str:
         return self._core.token_place
 
@@ -1039,6 +1077,12 @@ class FakeCore:
     """Of nodes, by their names."""
     """What was set in the settings."""
     token_place: str = "none"
+    hub_answer: HubResults | Exception | None = None
+    """Answer to every search of the hub; None: from `hub_items`."""
+    hub_gates: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Searches for these words wait."""
+    fetch_gate: asyncio.Event | None = None
+    """A download waits for it."""
     node_token_map: dict[str, NodeToken] = field(default_factory=dict)
     notice: str = ""
     missing: set[str] = field(default_factory=set)

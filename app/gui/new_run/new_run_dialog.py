@@ -26,11 +26,12 @@ from app.gui.kit.confirm import confirm
 from app.gui.kit.primitives import Button
 from app.gui.kit.theme import Theme
 from app.gui.new_run.data_dialog import DataDialog
+from app.gui.new_run.hub_dialog import HubDialog
 from app.gui.new_run.live_count import LiveCount
 from app.gui.new_run.live_plan import LivePlan
 from app.gui.new_run.outlook import Outlook
 from app.gui.new_run.run_file_dialog import RUN_FILES, RunFileDialog
-from app.gui.new_run.run_form import RunForm
+from app.gui.new_run.run_form import ON_HUB, RunForm
 from app.gui.session.banner_task import show_error_while
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
@@ -133,6 +134,7 @@ class NewRunDialog(QDialog):
         self._given: new_run_answers.RunAnswers | None = None
         self.form.edited.connect(self._forget_message)
         self.form.edited.connect(self._review)
+        self.form.hub_asked.connect(self.find_on_hub)
         self.form.nodes_offered.connect(self._take_nodes)
         self.form.start_from.chosen.connect(self._take_recipe)
         self.form.start_from.delete_asked.connect(self._delete_recipe)
@@ -274,6 +276,13 @@ class NewRunDialog(QDialog):
     def _leave_for_rows(self, spec: RunSpec) -> None:
         self.reject()
         self.rows_wanted.emit(spec)
+
+    def find_on_hub(self, key: str) -> None:
+        """Open the search of the hub for the answer to a key."""
+        dialog = HubDialog(self._context, self, ON_HUB[key])
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.chosen.connect(self.form.fields[key].fill_in)
+        dialog.open()
 
     def _free_name(self, wanted: str) -> str:
         return free_name(wanted, {run.name for run in self._context.cluster.runs.values()})
