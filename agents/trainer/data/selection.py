@@ -51,7 +51,7 @@ def _content_of(value: Any) -> Any:
     # A later version may add fields: resumed runs must find the rows that they held out.
     if isinstance(value, tuple):
         return [_content_of(item) for item in value]
-    names = _defaults_of(type(value))
+    names = _defaults_of(type(value))  # type: ignore[arg-type]
     if names is None:
         return value
     given = ((name, default, getattr(value, name)) for name, default in names)
@@ -59,7 +59,7 @@ def _content_of(value: Any) -> Any:
 
 
 @functools.cache
-def _defaults_of(kind: type) -> tuple[tuple[str, Any], ...] | None:
+def _defaults_of(kind: Any) -> tuple[tuple[str, Any], ...] | None:
     """Return the fields of a dataclass with their defaults, without the row's number."""
     if not dataclasses.is_dataclass(kind):
         return None
