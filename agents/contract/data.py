@@ -157,6 +157,17 @@ class DataPreview:
     """Rows that were chosen before training; None: all of them are trained."""
 
     @property
+    def num_in_epoch(self) -> int:
+        """Number of examples of an epoch."""
+        return sum(one.num_in_epoch for one in self.sources) or self.num_examples
+
+    @property
+    def num_tokens_in_epoch(self) -> int:
+        """Number of tokens of an epoch; of a source whose rows count in part, on average."""
+        of_each = (one.num_tokens * one.num_in_epoch / one.num_examples for one in self.sources)
+        return round(sum(of_each)) or self.num_tokens
+
+    @property
     def is_refused(self) -> bool:
         """True if a run refuses this data."""
         return any(finding.consequence == "refuse" for finding in self.findings)

@@ -302,6 +302,11 @@ class DataSpec:
         """Return all sources, at least one."""
         return self.sources or (SourceSpec(path=self.train),)
 
+    def list_names(self) -> tuple[str, ...]:
+        """Return the files and data sets that are read."""
+        names = (*(source.path for source in self.list_sources()), self.eval_path)
+        return tuple(name for name in names if name)
+
     def for_source(self, source: SourceSpec) -> DataSpec:
         """Return the settings by which one source is read."""
         return replace(

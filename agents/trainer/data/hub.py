@@ -18,6 +18,7 @@ from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.foreign_code import forbid
 from agents.shared.data.files import KINDS
+from agents.shared.data.splits import HELD_OUT, choose_split
 from agents.shared.models.config_findings import quantization_of
 from agents.shared.models.fit import find_refusals
 from agents.shared.models.folder import ModelFolder, inspect_model
@@ -30,7 +31,6 @@ from agents.trainer.data.rows import (
     list_files,
     require_one_kind,
 )
-from agents.trainer.data.splits import HELD_OUT, choose_split
 
 _CONVERTED = "refs/convert/parquet"
 _STARTS = ("", "partial-")

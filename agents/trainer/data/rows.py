@@ -30,9 +30,9 @@ from agents.shared.data.findings import (
     sort_findings,
 )
 from agents.shared.data.reshape import ColumnMapping, offer_mapping
+from agents.shared.data.splits import choose_named, choose_split
 from agents.trainer.data.conversations import ConversationRow, read_row, read_row_by_older_rules
 from agents.trainer.data.files import FileReading, read_file
-from agents.trainer.data.splits import choose_named, choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
 from agents.trainer.data.tokens import TEXT_RULES
 
