@@ -177,6 +177,10 @@ def _read_data_words(data: Any) -> None:
         section["eval"] = str(evaluation)
     if isinstance(section.get("deduplicate"), bool):  # YAML 1.1 reads `off` as false
         section["deduplicate"] = "exact" if section["deduplicate"] else "off"
+    _read_sources(section)
+
+
+def _read_sources(section: dict[str, Any]) -> None:
     sources = section.get("sources")
     if isinstance(sources, str):
         sources = [sources]
