@@ -119,7 +119,7 @@ class DataSpec:
             "a share such as 0.05, a number of rows, or auto. Leave empty to skip evaluation.",
             group=DATA,
             details="`auto` holds out 2 % of the rows, at most 200. See "
-            "[Data](data.md#held-out-rows).",
+            "[Sources](sources.md#held-out-rows).",
             placeholder="none",
             names="file",
             may_change=True,
@@ -134,7 +134,7 @@ class DataSpec:
             group=MODEL,
             details="Instead of `train`: a list of files or data sets, each with `path` and, if "
             "needed, `format`, `columns`, `weight`, `max_rows` and `split`. See "
-            "[Data](data.md#several-sources).",
+            "[Sources](sources.md#several-sources).",
             after="data.train",
             is_wide=True,
             is_later=True,
@@ -251,7 +251,7 @@ class DataSpec:
             label="Repeated rows",
             help="Rows that repeat an earlier row, in any source, can be left out.",
             group=DATA,
-            details="See [Data](data.md#which-rows-are-used-and-in-which-order).",
+            details="See [Sources](sources.md#which-rows-are-used-and-in-which-order).",
             choices=(
                 ("off", "Keep them"),
                 ("exact", "Leave out exact copies"),
