@@ -53,7 +53,7 @@ ORDER = {
         "text shell_words troubleshooting program errors paths filelock progress"
         " | settings private_home artifact conversation interruption"
         " | planning runfile | events | presentation hub integrations storage"
-        " | library nodes telemetry | provisioning | runs | forecasts recovery scheduling"
+        " | library nodes telemetry | provisioning | runs | forecasts data recovery scheduling"
         " | artifacts | chats flows | core | demo doctor | gui cli"
         " | __main__"
     ),

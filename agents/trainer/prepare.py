@@ -29,6 +29,7 @@ from agents.trainer.checkpoint.fingerprint import hash_like, hash_model, hash_sp
 from agents.trainer.checkpoint.resume import find_checkpoint, refuse_other_run
 from agents.trainer.checkpoint.state import load_state, read_resume_point
 from agents.trainer.data.hub import find_data, find_model
+from agents.trainer.data.names import named_as_given, names_of_intent
 from agents.trainer.data.sources import DataLoader, find_sources
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tokens import TEXT_RULES
@@ -219,25 +220,27 @@ def _load_data(
     """Return the training and evaluation examples, and the hash of the training data."""
     attempt, progress = context.attempt, context.progress
     intent, hashes = attempt.intent, attempt.hashes_folder
-    evaluation = None
-    if intent.eval_path is not None:
-        evaluation = find_data(intent.eval_path, held_out_from=intent.train_path)
-    loader = DataLoader(
-        spec=intent.spec,
-        sources=find_sources(intent.spec, (intent.train_path, *intent.more_paths), hashes),
-        tokenizer=tokenizer,
-        cache=attempt.tokens_folder,
-        evaluation=evaluation,
-        evaluation_sha256=hash_files(evaluation.paths, hashes) if evaluation else "",
-        report=partial(progress.report_share, "tokenizing"),
-        wait=progress.wait,
-        rules=rules,
-    )
-    train = loader.load("train")
-    assert train is not None
-    held_out = loader.load("eval")
+    with named_as_given(names_of_intent(intent)):
+        evaluation = None
+        if intent.eval_path is not None:
+            evaluation = find_data(intent.eval_path, held_out_from=intent.train_path)
+        loader = DataLoader(
+            spec=intent.spec,
+            sources=find_sources(intent.spec, (intent.train_path, *intent.more_paths), hashes),
+            tokenizer=tokenizer,
+            cache=attempt.tokens_folder,
+            evaluation=evaluation,
+            evaluation_sha256=hash_files(evaluation.paths, hashes) if evaluation else "",
+            report=partial(progress.report_share, "tokenizing"),
+            wait=progress.wait,
+            rules=rules,
+        )
+        train = loader.load("train")
+        assert train is not None
+        held_out = loader.load("eval")
+        sha256 = loader.sha256
     progress.end()
-    return train, held_out, loader.sha256
+    return train, held_out, sha256
 
 
 def _load_base(

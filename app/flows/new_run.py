@@ -18,13 +18,13 @@ from agents.contract.key import RunKey
 from agents.contract.node import NodeFacts
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.parallel import find_mode
-from agents.contract.spec import BASIC_GROUPS, GROUPS, RunSpec, run_keys
+from agents.contract.spec import BASIC_GROUPS, GROUPS, RunSpec, list_named, run_keys
 from app.events import NodeSnapshot
 from app.flows import new_run_answers
 from app.flows.new_run_problems import find_problems
 from app.planning.advice.changes import apply_change
 from app.runfile.advice import advise
-from app.runs.placement import keep_single, place_ranks
+from app.runs.placement import keep_listed, place_ranks
 from app.text import count_of, show_list
 
 LOOKING_FOR_NODES = "Looking for your nodes\u2026"
@@ -131,7 +131,7 @@ def name_paths(answers: new_run_answers.RunAnswers) -> dict[str, str]:
 def preview_spec(answers: new_run_answers.RunAnswers) -> RunSpec | None:
     """Return a spec that suffices for a data preview; None while something is missing."""
     asked = (
-        *("model", "data.train", "objective", "data.format", "data.ignore_columns"),
+        *("model", "data.train", "data.eval", "objective", "data.format", "data.ignore_columns"),
         *("data.columns", "data.documents", "data.rendered", "data.long_text"),
         *("data.sources", "data.eval", "data.shuffle", "data.deduplicate"),
         *("sequence_tokens", "packing", "nodes"),
@@ -193,7 +193,7 @@ def chosen_nodes(
     if answers["nodes"] == new_run_answers.ALL_NODES:
         return nodes
     names = new_run_answers.split_names(answers["nodes"])
-    return tuple(node for node in nodes if node.name in names)
+    return tuple(node for node in nodes if node.name in list_named(names))
 
 
 def find_devices(
@@ -206,9 +206,11 @@ def find_devices(
         if node.facts is None:
             return ()
         facts[node.name] = node.facts
-    ranks = place_ranks(facts)
+    entries = new_run_answers.split_names(answers["nodes"])
+    is_all = answers["nodes"] == new_run_answers.ALL_NODES
+    ranks = keep_listed(place_ranks(facts), "all" if is_all else entries)
     if find_mode(answers["parallel"]).uses_one_gpu:
-        ranks = keep_single(ranks)
+        ranks = ranks[:1]  # any: how many there are is what matters
     return tuple(place.device for place in ranks)
 
 

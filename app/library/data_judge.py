@@ -17,7 +17,8 @@ from agents.contract.data import DataFinding
 from agents.contract.spec import DataSpec
 from agents.shared.data import findings
 from agents.shared.data.columns import choose_format
-from agents.shared.data.reshape import ColumnMapping, offer_mapping, unfold
+from agents.shared.data.offers import offer_mapping
+from agents.shared.data.reshape import ColumnMapping, unfold
 from app.errors import UserError
 
 # Limit of row numbers in a file; a place is file index times this plus row number.
@@ -34,6 +35,8 @@ class RowJudge:
     """
 
     def __init__(self, data: DataSpec, beyond: Sequence[str] = ()) -> None:
+        self.encoding: str = data.encoding
+        """Encoding of text files."""
         self._format = str(data.format)
         self._ignored = frozenset(data.ignore_columns)
         self._meanings = findings.RowMeanings(data.ignore_columns, beyond)
@@ -80,8 +83,12 @@ class RowJudge:
 
     def _judge(self, row: Any) -> None:
         self._number += 1
-        if isinstance(row, (dict, list)):
-            shaped = self._mapping.apply(row)
+        if isinstance(row, (dict, list)) and not self._mapping.leave_out(row):
+            try:
+                shaped = self._mapping.apply(row)
+            except ValueError as error:
+                self._misfit = self._misfit or f"row {self._number}: {error}"
+                return
             self._judge_shaped(shaped if isinstance(shaped, dict) else {}, row)
 
     def _judge_shaped(self, row: dict[str, Any], given: Any) -> None:

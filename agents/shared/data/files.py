@@ -5,20 +5,23 @@ Shared, so that the master's check and the nodes' reading agree.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
+from agents.shared.data.encodings import guess_utf16, offer_encoding
 from agents.shared.files.folder_files import open_regular, walk_own
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"}
 KINDS |= {".txt": "text", ".text": "text", ".md": "text", ".parquet": "parquet"}
 """Kind of a file by its suffix; it determines how the file is split into rows."""
+UTF_8 = "utf-8"
 _NAMED = "Use .jsonl, .json, .csv, .tsv, .txt or .parquet"
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\xfd7zXZ": "xz"}
 _PACKED |= {b"BZh91AY&SY": "bzip2"}
 """First bytes of compressed files."""
@@ -46,6 +49,34 @@ class UnreadableData(Exception):
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.hint = hint
+
+
+def codec_of(encoding: str) -> str:
+    """Return Python's codec that reads an encoding without its byte order mark."""
+    return "utf-8-sig" if encoding == UTF_8 else encoding
+
+
+def open_text(file: BinaryIO, encoding: str, newline: str) -> TextIO:
+    """Return the text of an open file.
+
+    Bytes that are not UTF-8 become lone surrogates: they invalidate their row, not the file. In
+    other encodings a character may have any bytes, so a wrong one invalidates all that follows.
+    """
+    errors = "surrogateescape" if encoding == UTF_8 else "strict"
+    return TextIOWrapper(file, encoding=codec_of(encoding), errors=errors, newline=newline)
+
+
+@contextlib.contextmanager
+def explaining_bytes(path: Path, encoding: str) -> Iterator[None]:
+    """Raise UnreadableData in place of an error about bytes that are not of the encoding."""
+    try:
+        yield
+    except UnicodeError as error:
+        offered = offer_encoding(path)
+        raise UnreadableData(
+            f"{path} is not text in {encoding}, as data.encoding says: {error}",
+            f"Set {offered}" if offered else "Leave data.encoding out: the file is UTF-8",
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +124,7 @@ def may_be_data(name: str) -> bool:
     return kind is not None and not name.lower().startswith(others)
 
 
-def find_kind(path: Path) -> str:
+def find_kind(path: Path, encoding: str = UTF_8) -> str:
     """Return how a file is split into rows: one of the values of `KINDS`.
 
     A file with another suffix may be JSON, judged by its first bytes.
@@ -111,8 +142,6 @@ def find_kind(path: Path) -> str:
         raise UnreadableData(
             f"{path} is a private key, which is never sent", "Name a file of rows instead"
         )
-    if start.startswith(_UTF16_MARKS):
-        raise UnreadableData(f"{path} is UTF-16, not text in UTF-8", "Save it as UTF-8")
     packed = next((name for mark, name in _PACKED.items() if start.startswith(mark)), None)
     if packed and (kind is not None or suffix in _PACKED_SUFFIXES):
         raise UnreadableData(
@@ -120,8 +149,15 @@ def find_kind(path: Path) -> str:
         )
     if start.startswith(b"PAR1") and kind != "parquet":
         raise UnreadableData(f"{path} is a Parquet file", "Let its name end in .parquet")
+    wide = guess_utf16(start) if encoding == UTF_8 and kind != "parquet" else ""
+    if wide:
+        raise UnreadableData(
+            f"{path} is {wide.upper()}, not text in UTF-8",
+            f"Set data.encoding: {wide}, or save it as UTF-8",
+        )
     # Some editors on Windows write a byte order mark first.
-    if kind is None and start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+    text = start.decode(codec_of(encoding), "ignore").lstrip()
+    if kind is None and text.startswith(("{", "[")):
         kind = "json"
     if kind is None:
         raise UnreadableData(
@@ -186,7 +222,7 @@ def explain_bad_json(error: ValueError | RecursionError) -> str:
     return "a number has too many digits"  # https://docs.python.org/3/library/json.html#json.loads
 
 
-def find_delimiter(path: Path) -> str:
+def find_delimiter(path: Path, encoding: str = UTF_8) -> str:
     """Return the delimiter of a table, judged by its first line that is not blank.
 
     Later lines are not considered, since their texts are full of commas.
@@ -196,7 +232,7 @@ def find_delimiter(path: Path) -> str:
     """
     if path.suffix.lower() == ".tsv":
         return "\t"
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with open_text(path.open("rb"), encoding, newline="") as file:
         header = "\n"
         while header and not header.strip():
             header = file.readline(_LINE_END_BYTES)

@@ -23,6 +23,7 @@ from agents.shared.data.columns import (
     used_columns,
 )
 from agents.shared.data.meaning import (
+    CHOICES,
     KIND,
     Consequence,
     find_kind,
@@ -42,6 +43,8 @@ MIN_CUT_SHARE = 0.01
 _ORDER = ("refuse", "warn", "note")
 MESSAGES = "messages[]."
 """Prefix of the name of a message's key."""
+_READ_KEYS = TURN_KEYS | CALL_KEYS | TOOL_KEYS | {"tool_call_id"}
+"""Keys of messages that are read, or that refer to a call."""
 _NO_MESSAGES = frozenset({"system", "input", *TOOL_KEYS})
 _SAID_NAME_CHARS = 60
 _LISTED = 12
@@ -84,8 +87,6 @@ class RowMeanings:
         keys: dict[tuple[str, str], Consequence] = {}
         for name, value in row.items():
             if name in used:
-                if name in TOOL_KEYS and not is_empty(value):
-                    self._count("skipped", name, "warn", place)
                 if data_format != "text" and name not in _NO_MESSAGES:
                     self._judge_messages(value, keys)
             elif isinstance(name, str) and not is_empty(value):
@@ -132,6 +133,8 @@ class RowMeanings:
             kind, consequence = _judge_known(name, value, data_format, row, used)
         else:
             kind, consequence = judge_column(name, value, data_format)
+            if kind in ("answer", "better") and _is_again(name, value, row, used):
+                kind, consequence = "unknown", _NOTE
         is_rated = kind == "score" or (kind == "verdict" and find_kind(name).kind == kind)
         if kind == "score":  # judged by all values later: a `false` is a verdict
             consequence = "refuse" if data_format in KIND["verdict"].refused_in else "warn"
@@ -256,25 +259,27 @@ def _judge_known(
     name: str, value: Any, data_format: str, row: dict[str, Any], used: frozenset[str]
 ) -> tuple[str, Consequence]:
     """Return kind and consequence of a column that is read in rows of other formats."""
-    # UltraChat's prompt repeats the first message, and Alpaca's prompt holds its instruction.
-    texts = list(_texts_of(row, used))
-    mine = [text.strip() for text in _texts_of({name: value}, (name,)) if text.strip()]
-    asked = list(_texts_of(row, used & {*QUESTION_KEYS, *CONVERSATION_KEYS}))[:1]
-    is_again = all(any(part in text for text in texts) for part in mine) or any(
-        text.strip() and text.strip() in part for text in asked for part in mine
-    )
     is_number = isinstance(value, (int, float)) and name in QUESTION_KEYS  # its position in a list
-    if (mine and is_again) or is_number:
+    if is_number or _is_again(name, value, row, used):
         return "unknown", "note"
     kind = KIND["question" if name in QUESTION_KEYS or name == "input" else "answer"]
     return kind.kind, "refuse" if data_format in kind.refused_in else kind.otherwise
 
 
+def _is_again(name: str, value: Any, row: dict[str, Any], used: frozenset[str]) -> bool:
+    """Return whether a column repeats texts that are read."""
+    # UltraChat's prompt repeats the first message, and Alpaca's prompt holds its instruction.
+    texts = list(_texts_of(row, used))
+    mine = [text.strip() for text in _texts_of({name: value}, (name,)) if text.strip()]
+    asked = list(_texts_of(row, used & {*QUESTION_KEYS, *CONVERSATION_KEYS}))[:1]
+    return bool(mine) and (
+        all(any(part in text for text in texts) for part in mine)
+        or any(text.strip() and text.strip() in part for text in asked for part in mine)
+    )
+
+
 def _find_skipping(message: dict[str, Any]) -> Iterator[str]:
     """Yield the keys that make `agents.trainer.data.conversations` skip the row."""
-    for key in CALL_KEYS & message.keys():
-        if not is_empty(message[key]):
-            yield key
     content = message.get("content")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and not isinstance(part.get("text"), str):
@@ -285,7 +290,7 @@ def _judge_keys(message: dict[str, Any], *, is_answer: bool) -> list[tuple[str, 
     """Return kind, name and consequence of each unread key of a message, or of one of its parts."""
     found = []
     for key, part in message.items():
-        if key not in TURN_KEYS and key not in CALL_KEYS and not is_empty(part):
+        if key not in _READ_KEYS and not is_empty(part):
             kind, consequence = judge_key(str(key), part, is_answer=is_answer)
             found.append((kind, str(key), consequence))
     return found
@@ -380,6 +385,12 @@ would be learned as good ones"
 def hint_for(found: DataFinding) -> str:
     """Return the advice for a finding; empty: nothing needs to be done."""
     kind = KIND.get(found.kind, KIND["unknown"])
+    if found.kind == "context" and found.column in CHOICES:
+        name = found.column
+        return (
+            f"Set data.columns: [input={name}, output={name}.answer], if 'answer' says which is "
+            "right"
+        )
     return kind.hint.format(column=found.column.removeprefix(MESSAGES))
 
 

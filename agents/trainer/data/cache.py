@@ -25,10 +25,11 @@ import numpy.typing as npt
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import LongText, RunSpec
 from agents.errors import ExpectedError, explain_os_error
+from agents.shared.data.findings import refusals
 from agents.state import take_lock
 from agents.trainer.data.answers import ENDLESS
 from agents.trainer.data.conversations import ConversationRow
-from agents.trainer.data.rows import DataFiles, RowReader
+from agents.trainer.data.rows import DataFiles, RefusedData, RowReader
 from agents.trainer.data.store import ExampleSet, open_examples, write_about, write_examples
 from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokens import TEXT_RULES, Tokenized, tokenize_rows
@@ -54,8 +55,13 @@ _SOURCES = (
     "tally",
     "templates",
     "tokens",
+    "tool_calls",
+    "tool_turns",
 )
-_SHARED_SOURCES = ("columns", "files", "findings", "meaning", "rendered", "reshape")
+_SHARED_SOURCES = (
+    *("columns", "encodings", "files", "findings", "meaning", "offers", "rankings", "rendered"),
+    "reshape",
+)
 
 
 def load_examples(  # noqa: PLR0913 - the parts of an entry's name
@@ -115,6 +121,7 @@ def make_key(
         "ignored": sorted(spec.data.ignore_columns),
         "columns": sorted(spec.data.columns),
         "texts": [spec.data.documents, spec.data.long_text, spec.data.rendered],
+        "encoding": spec.data.encoding,
         "rules": rules,
         "rows": None if chosen is None else hashlib.sha256(chosen.tobytes()).hexdigest(),
         "shuffles": spec.data.shuffle,
@@ -182,6 +189,8 @@ def _write(
     capacity = spec.sequence_tokens if spec.packing else None
     try:
         sizes = write_examples(unfinished, rows, capacity=capacity, shuffles=spec.data.shuffle)
+        if enforce and refusals(reader.findings):  # such as tools without a place in the template
+            raise RefusedData(files.name, reader.findings)
         tally.check_usable(sizes["rows"])
         write_about(unfinished, sizes, reader.format, tally, reader.findings)
         unfinished.rename(entry)

@@ -21,6 +21,7 @@ from agents.contract.objectives import OBJECTIVES, ROW_FORMATS, find_readers, jo
 from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, choose_format
+from agents.shared.data.encodings import NotUtf8, offer_encoding
 from agents.shared.data.files import KINDS, look_through
 from agents.shared.data.findings import (
     RowMeanings,
@@ -29,7 +30,8 @@ from agents.shared.data.findings import (
     say_refusal,
     sort_findings,
 )
-from agents.shared.data.reshape import ColumnMapping, offer_mapping
+from agents.shared.data.offers import offer_mapping
+from agents.shared.data.reshape import ColumnMapping
 from agents.shared.data.splits import choose_named, choose_split
 from agents.trainer.data.conversations import ConversationRow, read_row, read_row_by_older_rules
 from agents.trainer.data.files import FileReading, read_file
@@ -38,6 +40,7 @@ from agents.trainer.data.tokens import TEXT_RULES
 
 # Number of rows between two checks for data that would be trained wrongly.
 _CHECKED_ROWS = 1000
+_SAVE = "or save the file as UTF-8"
 
 
 class RefusedData(ExpectedError):
@@ -186,10 +189,13 @@ class RowReader:
             partial(read_row, rendered=data.rendered) if rules >= 3 else read_row_by_older_rules
         )
         self._meanings = RowMeanings(data.ignore_columns)
+        self._num_read = 0
         self._starts: list[int] = []
         self._names: list[str] = []
         self._reading = FileReading(
-            documents=data.documents if rules >= 3 else "line", unfolds_each=rules < 3
+            documents=data.documents if rules >= 3 else "line",
+            encoding=data.encoding,
+            unfolds_each=rules < 3,
         )
         self._size_bytes = sum(path.stat().st_size for path in files.paths if path.exists())
         self.format: str = data.format
@@ -261,9 +267,12 @@ class RowReader:
     def _read(self, number: int, value: Any) -> ConversationRow | Skipped:
         if value is None:
             return Skipped(row=number, reason=BLANK)
+        given = value
         try:
             if isinstance(value, ValueError):
                 raise value
+            if self._mapping is not None and (reason := self._mapping.leave_out(value)):
+                return Skipped(row=number, reason=reason)
             whole = self._reshape(value)
             # Before ignored columns are removed: the findings list those, too.
             if isinstance(whole, dict) and self.format != "auto":
@@ -275,10 +284,17 @@ class RowReader:
                 self._meanings.add(whole, self.format, number)
             row = self._read_row(number, value, self.format)
         except ValueError as error:
-            if self.format == "auto" and not isinstance(value, ValueError):
-                self._tally.offer = self._tally.offer or offer_mapping(value)
+            if isinstance(error, NotUtf8):
+                self._offer(offer_encoding(self._files.paths[len(self._starts) - 1]), _SAVE)
+            if not self._num_read and not isinstance(value, ValueError):
+                self._offer(offer_mapping(given), "or rename its columns")
             return Skipped(row=number, reason=str(error), malformed=True)
+        self._num_read += not isinstance(row, str)
         return Skipped(row=number, reason=row) if isinstance(row, str) else row
+
+    def _offer(self, setting: str, otherwise: str) -> None:
+        if setting and not self._tally.offer:
+            self._tally.offer = f"Set {setting}, {otherwise}"
 
     def _reshape(self, value: Any) -> Any:
         if self._mapping is None or not self._ignored or not isinstance(value, dict):

@@ -63,7 +63,8 @@ class AnswerField(QWidget):
         column.setSpacing(4)
         if not self._is_tick:
             column.addWidget(make_label(key.about.label, "subheading"))
-        column.addLayout(self._make_row())
+        self._row = self._make_row()
+        column.addLayout(self._row)
         column.addWidget(self._finding)
         column.addWidget(explanation)
         column.addStretch(1)
@@ -96,6 +97,16 @@ class AnswerField(QWidget):
             self.input.setChecked(text == YES)
         elif isinstance(self.input, QLineEdit):
             self.input.setText(text)
+
+    def fill_in(self, text: str) -> None:
+        """Set the answer for the user, such as one chosen in a dialog."""
+        self.set_answer(text)
+        # `set_answer` emits no textEdited.
+        self._touch()
+
+    def add_button(self, button: Button) -> None:
+        """Add a button after the input."""
+        self._row.addWidget(button)
 
     def show_nodes(self, nodes: Sequence[NodeSnapshot], *, are_known: bool) -> None:
         """Offer these nodes; ticks that the user has set stay, others follow the nodes' states."""
@@ -216,6 +227,4 @@ class AnswerField(QWidget):
         else:
             chosen, _ = QFileDialog.getOpenFileName(self, self.key.about.label)
         if chosen:
-            self.set_answer(chosen)
-            # `set_answer` emits no textEdited.
-            self._touch()
+            self.fill_in(chosen)

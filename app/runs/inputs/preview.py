@@ -79,9 +79,9 @@ async def preview_data(
         held_out_from=spec.data.train if part == "eval" and not spec.data.held_out else None,
         whole=whole,
     )
-    if node is None and model.root is not None and _can_run_here():
+    if node is None and model.root is not None and can_run_here():
         report(f"reading {name} on this PC")
-        return await _run_here(job, services.paths.home, report)
+        return await run_here(job, services.paths.home, report)
     chosen, python = await _choose_node(services, spec, node)
     report(f"reading {name} on {chosen}")
     return await _run_there(services, chosen, replace(job, python=python), model, data, report)
@@ -112,7 +112,7 @@ def _find_all(services: Services, spec: RunSpec, part: Part) -> _Data:
     )
 
 
-def _can_run_here() -> bool:
+def can_run_here() -> bool:
     # Looked up, not imported: importing transformers takes seconds.
     return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
 
@@ -150,7 +150,12 @@ async def _run_there(
     return await services.pool.agent(node).ask(job, messages(report))
 
 
-async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPreview:
+async def run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPreview:
+    """Perform a job on this PC, in a process of its own.
+
+    Raises:
+        UserError: the data is unusable, or takes too much memory.
+    """
     ended = await run_program("agents.trainer.data.preview", to_wire(job), home, report)
     if ended.code == 0:
         return from_wire(DataPreview, json.loads(ended.report))

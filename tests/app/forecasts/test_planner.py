@@ -100,18 +100,16 @@ def test_config_of_a_folder_on_the_nodes_is_asked_for_there(
         asyncio.run(planner.plan(replace(spec, model="/models/none"), known, online=("beta",)))
 
 
-def test_a_plan_that_leaves_nodes_out_says_how_to(services: Services) -> None:
+def test_a_plan_leaves_out_nodes_by_itself_but_not_listed_ones(services: Services) -> None:
     nodes = {f"pc{place}": gpu_facts("NVIDIA GeForce RTX 4070", 12) for place in range(7)}
     known = describe_nodes(services.planning, nodes)
     plan = ask(services, LLAMA, known)
     assert plan.chosen is not None
     assert len(plan.chosen.nodes) == 6  # 24 sequences are divided evenly
-    said = [advice for advice in plan.advice if "nodes" in advice.change]
-    assert len(said) == 1
-    assert said[0].change["nodes"] == plan.chosen.nodes
     named = ask(services, replace(LLAMA, nodes=tuple(nodes)), known)
     assert named.chosen is not None
     assert len(named.chosen.nodes) == 7
+    assert not [advice for advice in plan.advice if "nodes" in advice.change]
 
 
 def test_a_way_that_cannot_be_trained_yet_is_shown_first(services: Services) -> None:
@@ -205,7 +203,7 @@ def test_a_model_of_unknown_shape_is_launched_without_a_forecast(
     assert compare_run(services, services.runs.get(run_id)) is None
 
 
-def test_a_start_on_more_nodes_than_help_says_so(
+def test_a_start_that_leaves_out_nodes_says_so(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
     write_model(Path(spec.model), **CONFIG)
@@ -220,11 +218,11 @@ def test_a_start_on_more_nodes_than_help_says_so(
     (text,) = [text for text in texts if text.startswith("nodes: ")]
     assert "alpha" in text
     facts = {name: node.facts_now for name, node in cluster.nodes.items()}
-    for chosen in ({"nodes": ("alpha", "beta", "gamma")}, {"parallel": "data"}):
-        asked = replace(everywhere, **chosen)  # type: ignore[arg-type]
-        found = asyncio.run(Planner(services).forecast(asked, facts, place_ranks(facts)))
-        assert found.advice == ()
-        assert found.forecast is not None
+    asked = replace(everywhere, nodes=("alpha", "beta", "gamma"))
+    found = asyncio.run(Planner(services).forecast(asked, facts, place_ranks(facts)))
+    assert found.advice == ()
+    assert found.forecast is not None
+    assert len(found.places) == 3
 
 
 def test_a_start_is_planned_once_and_before_it_is_recorded(
