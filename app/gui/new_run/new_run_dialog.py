@@ -128,7 +128,7 @@ class NewRunDialog(QDialog):
         foot.addLayout(make_foot((*files, self.start_over), (cancel, self.start)))
         self.start.setDefault(True)
         column.addLayout(foot)
-        self._fill({**new_run_answers.usual_answers(), "name": self._free_name("run-1")})
+        self._fill({**new_run_answers.proposed_answers(), "name": self._free_name("run-1")})
         self._untouched = self.answers()
         # Answers filled in from a run or a file; closing with just these saves no draft.
         self._given: new_run_answers.RunAnswers | None = None

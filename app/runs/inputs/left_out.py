@@ -11,11 +11,11 @@ import asyncio
 import importlib.util
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.contract.data import DataPreview
+from agents.contract.data import DataPreview, SourceSpec
 from agents.contract.requests.jobs import PreviewJob
 from agents.contract.spec import RunSpec
 from agents.shared.data.files import look_through
@@ -57,7 +57,7 @@ async def count_left_out(
     Raises:
         UserError: the data is unusable, with file, row and reason.
     """
-    return tuple([await _count_here(services, spec, part, report) for part in _parts(spec)])
+    return tuple([await _count_here(services, one, report) for one in _list_data(spec)])
 
 
 async def count_before_sending(
@@ -77,14 +77,12 @@ async def count_before_sending(
     """
     counts = []
     node = plan.nodes[0]
-    for part in _parts(spec):
-        count = await _count_here(services, spec, part, report)
+    for one in _list_data(spec):
+        count = await _count_here(services, one, report)
         if count.found is None:
             report(f"{node} reads {count.name}")
-            found = await _count_there(
-                services, spec, part, inputs, node, plan.pythons[node], report
-            )
-            count = DataCount(part=part, name=count.name, found=found)
+            found = await _count_there(services, one, inputs, node, plan.pythons[node], report)
+            count = DataCount(part=one.part, name=count.name, found=found)
         counts.append(count)
     return tuple(counts)
 
@@ -109,18 +107,39 @@ def settle_losses(counts: Sequence[DataCount], report: OnMessage, *, accepts: bo
             raise LeftOutRows(said, hint_for_losses(one.found), offer_start(one.found))
 
 
-def _parts(spec: RunSpec) -> tuple[Part, ...]:
-    return ("train",) if spec.data.eval is None else ("train", "eval")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Data:
+    """One source of training data, or evaluation data with files of its own."""
+
+    part: Part
+    place: int
+    """Index of the source."""
+    name: str
+    spec: RunSpec
+    """Run with the settings of this data alone."""
+
+    @property
+    def held_out_from(self) -> str | None:
+        return None if self.part == "train" else self.spec.data.train
 
 
-def _name_of(spec: RunSpec, part: Part) -> str:
-    return spec.data.train if part == "train" else spec.data.eval or ""
+def _list_data(spec: RunSpec) -> tuple[_Data, ...]:
+    """Return all data of a run; held-out rows are counted with the training data."""
+    found = []
+    for place, source in enumerate(spec.data.list_sources()):
+        data = spec.data.for_source(source)
+        if source.split is not None:
+            data = replace(data, sources=(SourceSpec(path=source.path, split=source.split),))
+        one = replace(spec, data=data)
+        found.append(_Data(part="train", place=place, name=source.path, spec=one))
+    if name := spec.data.eval_path:
+        one = replace(spec, data=replace(spec.data, sources=()))
+        found.append(_Data(part="eval", place=0, name=name, spec=one))
+    return tuple(found)
 
 
-async def _count_here(
-    services: Services, spec: RunSpec, part: Part, report: OnMessage
-) -> DataCount:
-    name = _name_of(spec, part)
+async def _count_here(services: Services, data: _Data, report: OnMessage) -> DataCount:
+    spec, part, name = data.spec, data.part, data.name
     await asyncio.to_thread(require_data, name, f"data.{part}")
     path = await asyncio.to_thread(_find_readable, name)
     shown = name if is_hub_data(name) and path is None else Path(name).name
@@ -133,7 +152,7 @@ async def _count_here(
         spec=spec,
         model_path=str(folder) if has_tokenizer and can_run_here() else "",
         train_path=str(path),
-        held_out_from=None if part == "train" else spec.data.train,
+        held_out_from=data.held_out_from,
         whole=False,
         count_s=COUNT_S,
     )
@@ -152,19 +171,14 @@ def _find_readable(name: str) -> Path | None:
 
 
 async def _count_there(
-    services: Services,
-    spec: RunSpec,
-    part: Part,
-    inputs: Inputs,
-    node: str,
-    python: str,
-    report: OnMessage,
+    services: Services, data: _Data, inputs: Inputs, node: str, python: str, report: OnMessage
 ) -> DataPreview:
     # Late: lists of runs find no tokenizer.
     from app.library.models import find_tokenizer
 
-    data = inputs.train if part == "train" else inputs.eval
-    assert data is not None
+    spec = data.spec
+    sent = (inputs.train, *inputs.more)[data.place] if data.part == "train" else inputs.eval
+    assert sent is not None
     tokenizer = await asyncio.to_thread(
         find_tokenizer, spec.model, services.hashes, services.models
     )
@@ -174,13 +188,13 @@ async def _count_there(
         model_path=await send(
             services, node, tokenizer, report, "the model's tokenizer", is_model=True
         ),
-        train_path=await send(services, node, data, report, "the data"),
-        held_out_from=None if part == "train" else spec.data.train,
+        train_path=await send(services, node, sent, report, "the data"),
+        held_out_from=data.held_out_from,
         whole=False,
         count_s=COUNT_S,
     )
     found = await services.pool.agent(node).ask(job, messages(report))
     if refused := refusals(found.findings):
-        message, hint = say_refusal(_name_of(spec, part), refused)
+        message, hint = say_refusal(data.name, refused)
         raise UserError(message, f"{hint}. Nothing was started.")
     return found

@@ -340,6 +340,7 @@ def _intent(
         interface=plan.endpoints[node].interface,
         model_path=inputs.model,
         train_path=inputs.train,
+        more_paths=inputs.more,
         eval_path=inputs.eval,
         shared=inputs.shared,
         resume_step=resume_step,
