@@ -37,6 +37,7 @@ Recompute = Literal["auto", "none", "all"]
 Documents = Literal["file", "blank-line", "line"]
 Rendered = Literal["auto", "yes", "no"]
 LongText = Literal["split", "join", "cut", "refuse"]
+Reasoning = Literal["learn", "keep", "drop"]
 Compression = Literal["none", "bf16", "powersgd"]
 ActivationBits = Literal[8, 16]
 MAX_SEED = 2**63 - 1
@@ -215,6 +216,22 @@ class DataSpec:
             is_later=True,
         ),
     ] = "split"
+    reasoning: Annotated[
+        Reasoning,
+        Key(
+            label="Reasoning",
+            help="What becomes of the thoughts before the assistant's answers.",
+            group=DATA,
+            details="Thoughts are `reasoning_content`, `reasoning` or `thinking` of a message or "
+            "an instruction row, and `<think>` in an answer. `keep` does not learn them.",
+            choices=(
+                ("learn", "Learn them, as the model's template has them"),
+                ("keep", "Keep them as context: only answers are learned"),
+                ("drop", "Leave them out"),
+            ),
+            is_later=True,
+        ),
+    ] = "learn"
 
     def __post_init__(self) -> None:
         parse_columns(self.columns)

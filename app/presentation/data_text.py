@@ -43,7 +43,9 @@ the longest example has 32'), ('left out', 'row 2: the line is empty')]
 
 _SAID = {
     "documents": "documents",
+    "thought": "reasoning",
     **dict.fromkeys(("unended", "continued", "empty_thought", "own_thought"), "template"),
+    "dropped_thought": "template",
 }
 """Captions of findings that leave nothing out, and are said in a sentence."""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from agents.contract.data import DataFinding
 from agents.contract.objectives import OBJECTIVES, ROW_FORMATS, find_readers, join_or
-from agents.contract.spec import DataSpec
+from agents.contract.spec import DataSpec, Reasoning
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, choose_format
 from agents.shared.data.files import KINDS, look_through
@@ -34,6 +34,7 @@ from agents.trainer.data.conversations import ConversationRow, read_row, read_ro
 from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
+from agents.trainer.data.thoughts import treat_thoughts
 from agents.trainer.data.tokens import TEXT_RULES
 
 # Number of rows between two checks for data that would be trained wrongly.
@@ -165,6 +166,7 @@ class RowReader:
         self._read_row = (
             partial(read_row, rendered=data.rendered) if rules >= 3 else read_row_by_older_rules
         )
+        self._reasoning: Reasoning = data.reasoning if rules >= 3 else "learn"
         self._meanings = RowMeanings(data.ignore_columns)
         self._starts: list[int] = []
         self._names: list[str] = []
@@ -258,6 +260,8 @@ class RowReader:
             if self.format == "auto" and not isinstance(value, ValueError):
                 self._tally.offer = self._tally.offer or offer_mapping(value)
             return Skipped(row=number, reason=str(error), malformed=True)
+        if isinstance(row, ConversationRow):
+            row = treat_thoughts(row, self._reasoning)
         return Skipped(row=number, reason=row) if isinstance(row, str) else row
 
     def _reshape(self, value: Any) -> Any:

@@ -227,6 +227,7 @@ OTHER = {
         rendered="no",
         documents="line",
         long_text="cut",
+        reasoning="drop",
     ),
     "objective": "dpo",
     "dpo_beta": 0.01,
@@ -422,6 +423,7 @@ def test_a_draft_of_an_earlier_version_is_taken_up():
     found = take_up({name: f"typed {name}" for name in EARLIER_NAMES}, USUAL)
     assert found["adapter.kind"] == "typed adapter"
     later = ("data.columns", "data.rendered", "data.documents", "data.long_text")
+    later += ("data.reasoning",)
     typed = [value for name, value in found.items() if name not in later]
     assert sorted(typed) == sorted(f"typed {name}" for name in EARLIER_NAMES)
 

@@ -289,6 +289,7 @@ SETTINGS = {
     "name": "n", "model": "other", "data.train": "rows", "data.eval": "held", "data.format": "chat",
     "data.ignore_columns": ["id"], "data.columns": ["text=body"],
     "data.rendered": "no", "data.documents": "line", "data.long_text": "cut",
+    "data.reasoning": "keep",
     "objective": "dpo", "adapter.kind": "qlora", "adapter.rank": 8,
     "adapter.alpha": 8.5, "adapter.dropout": 0.0, "adapter.targets": ["q"], "adapter.rslora": True,
     "adapter.dora": True, "adapter.experts": False, "dpo_beta": 0.2, "sequence_tokens": 64,
