@@ -146,7 +146,10 @@ def settle_by_template(found: Iterable[DataFinding], model: str) -> tuple[DataFi
     settled = []
     for one in found:
         key = one.column.removeprefix(findings.MESSAGES)
-        if one.kind == "thought":
+        if one.kind == "tooled":
+            if template and "tool" not in template:
+                settled.append(replace(one, kind="no_tools", consequence="refuse"))
+        elif one.kind == "thought":
             # Transformers gives a thought to the template under each of these names.
             if not any(name in template for name in THOUGHT_KEYS):
                 settled.append(replace(one, kind="template", consequence="warn"))

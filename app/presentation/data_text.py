@@ -44,6 +44,7 @@ the longest example has 32'), ('left out', 'row 2: the line is empty')]
 _SAID = {
     "documents": "documents",
     "thought": "reasoning",
+    "tooled": "tools",
     **dict.fromkeys(("unended", "continued", "empty_thought", "own_thought"), "template"),
     "dropped_thought": "template",
 }

@@ -135,6 +135,8 @@ KINDS = (
                "out", "", otherwise="note"),
     ColumnKind("dropped_turn", "is a role whose turns are left out, because the model's chat "
                "template has no place for it", "Write what these turns say into other turns"),
+    ColumnKind("tooled", "offers or calls tools, which need a place in the model's chat template",
+               "", otherwise="note"),
     ColumnKind("no_tools", "offers or calls tools, for which the chat template has no place",
                "Use a model whose chat template has tools, take these rows out, "
                f"{_KEEP}", otherwise="refuse"),

@@ -148,6 +148,8 @@ class Tally:
 
     def merge_template(self, found: DataFinding) -> DataFinding | None:
         """Return a finding adapted to the chat template; None if the template uses the key."""
+        if found.kind == "tooled":  # the notes name tools that the template leaves out
+            return None
         key = found.column.removeprefix(MESSAGES)
         is_thought = found.kind == "thought"
         if key not in self.template_keys or (key == found.column and not is_thought):
