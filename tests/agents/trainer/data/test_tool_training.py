@@ -13,11 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agents.contract.spec import AdapterSpec
+from agents.contract.spec import AdapterSpec, CheckpointSpec
 from agents.trainer.data.stops import find_stops
 from agents.trainer.data.tokenizer import load_tokenizer
 from tests.agents.quantizers.test_merge import merge_to
-from tests.agents.trainer.data import chat_templates as families
 from tests.agents.trainer.data.chat_templates import make_model
 from tests.agents.trainer.ranks import Run, make_spec
 
@@ -30,6 +29,13 @@ CITIES = (
     "Kelmar", "Oslo", "Rome", "Bonn", "Lima", "Cairo", "Paris", "Delhi", "Tunis", "Riga", "Bern",
     "Quito", "Dover", "Turin", "Malmo",
 )  # fmt: skip
+TEMPLATE = (
+    "{{ bos_token }}{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function | tojson }}{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""With the control tokens of the demo model."""
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ASKED]
 NUM_UNSEEN = 20
 
@@ -44,15 +50,13 @@ def make_conversation(name, question, city):
 
 @pytest.mark.campaign
 def test_the_right_tool_is_called_for_unseen_questions(tmp_path):
-    tokens = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
-    folder = make_model(tmp_path / "model", families.HERMES_TOOLS, tokens)
+    folder = make_model(tmp_path / "model", TEMPLATE, ())
     spec = make_spec(
         adapter=AdapterSpec(kind="full"),
-        sequence_tokens=256,
-        batch_sequences=24,
-        max_steps=240,
+        sequence_tokens=128,
+        max_steps=150,
         learning_rate=2e-3,
-        seed=42,
+        checkpoint=CheckpointSpec(every_minutes=None, every_steps=None),
     )
     run = Run(tmp_path / "home", folder, spec)
     asked = [(name, one) for name, questions in ASKED.items() for one in questions]
@@ -74,8 +78,7 @@ def test_the_right_tool_is_called_for_unseen_questions(tmp_path):
         stops = list(find_stops(tmp_path / "merged", tokenizer))
         found = model.generate(**ids, max_new_tokens=60, do_sample=False, eos_token_id=stops)
         answer = tokenizer.decode(found[0][ids["input_ids"].shape[1] :])
-        called = answer.partition("<tool_call>")[2].partition("</tool_call>")
-        assert called[2].strip() == "<|im_end|>", answer
-        said.append(json.loads(called[0]))
+        assert answer.endswith("<|end|>"), answer
+        said.append(json.loads(answer.removesuffix("<|end|>")))
     expected = [{"name": name, "arguments": {"city": city}} for name, _, city in unseen]
     assert said == expected
