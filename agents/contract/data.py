@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+MAX_LEFT_OUT_SHARE = 0.05
+"""Share of rows, or of tokens, above which a run does not start without them unasked."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedRow:
@@ -96,6 +99,8 @@ class DataPreview:
     num_skipped: int = 0
     """Number of skipped rows, including malformed ones."""
     num_malformed: int = 0
+    num_blank: int = 0
+    """Number of skipped rows that are empty lines."""
     num_truncated: int = 0
     """Number of truncated rows."""
     skipped: tuple[NamedRow, ...] = ()
@@ -108,6 +113,30 @@ class DataPreview:
     """First usable rows."""
     findings: tuple[DataFinding, ...] = ()
     """Data that is not learned, or learned wrongly; refused data comes first."""
+
+    is_tokenized: bool = True
+    """False: rows were only read, so numbers of tokens are 0, and cut tokens are the least that
+    their texts can have."""
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of rows that are left out, without empty lines."""
+        return self.num_skipped - self.num_blank
+
+    @property
+    def left_out_share(self) -> float:
+        """Share of the rows that is left out, 0 to 1."""
+        return self.num_left_out / max(1, self.num_rows - self.num_blank)
+
+    @property
+    def cut_share(self) -> float:
+        """Share of the tokens that is cut, 0 to 1."""
+        return max((one.share for one in self.findings if one.kind == "cut"), default=0.0)
+
+    @property
+    def loses_much(self) -> bool:
+        """True if a run asks before it starts without the rows or tokens that are left out."""
+        return max(self.left_out_share, self.cut_share) > MAX_LEFT_OUT_SHARE
 
     @property
     def is_refused(self) -> bool:
@@ -122,6 +151,9 @@ WANTED = (
     "chosen", "rejected",
 )  # fmt: skip
 """Names to which a column can be mapped."""
+RATED = ("candidates", "score", "rank", "best", "good")
+"""The same, for columns that rate answers: of several candidates, the best and the worst become a
+pair; of rows with a verdict, only the good ones are kept."""
 _ROLES = ("system", "user", "assistant", "tool")
 _ROLE_PREFIX = "roles."
 
@@ -153,10 +185,10 @@ def parse_columns(entries: Sequence[str]) -> ColumnNames:
             )
         if role != wanted and role in _ROLES:
             found.roles[name] = role
-        elif wanted in WANTED:
+        elif wanted in (*WANTED, *RATED):
             found.columns[name] = wanted
         else:
-            known = ", ".join((*WANTED, *(f"{_ROLE_PREFIX}{role}" for role in _ROLES)))
+            known = ", ".join((*WANTED, *RATED, *(f"{_ROLE_PREFIX}{role}" for role in _ROLES)))
             raise ValueError(f"columns names {wanted!r}; it must be one of {known}")
     return found
 

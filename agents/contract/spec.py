@@ -12,7 +12,7 @@ this file is long. The fields are in the order of the form, the guide and writte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -38,6 +38,10 @@ Documents = Literal["file", "blank-line", "line"]
 Rendered = Literal["auto", "yes", "no"]
 LongText = Literal["split", "join", "cut", "refuse"]
 Reasoning = Literal["learn", "keep", "drop"]
+Encoding = Literal[
+    "utf-8", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "cp1250", "cp1251", "gb18030", "big5",
+    "shift_jis", "euc_jp", "euc_kr",
+]  # fmt: skip
 Compression = Literal["none", "bf16", "powersgd"]
 ActivationBits = Literal[8, 16]
 MAX_SEED = 2**63 - 1
@@ -160,7 +164,8 @@ class DataSpec:
             details="Names are `messages`, `instruction`, `input`, `output`, `system`, `text`, "
             "`tools`, `chosen`, `rejected`; `roles.user=customer` names a role of messages. Also a "
             "mapping: `{instruction: question, roles: {user: customer}}`. A field of a column is "
-            "`translation.en`.",
+            "`translation.en`. `candidates` with `score`, `rank` or `best` makes pairs, and `good` "
+            "keeps good rows: [Which data for what](which-data.md#with-a-mapping).",
             placeholder="recognized",
             is_wide=True,
             is_later=True,
@@ -185,11 +190,35 @@ class DataSpec:
             is_later=True,
         ),
     ] = "auto"
+    encoding: Annotated[
+        Encoding,
+        Key(
+            label="Encoding of text files",
+            help="How text files write their characters. Refused files name the likely one.",
+            group=DATA,
+            details="Names are Python's. `cp1252` reads Latin-1, `gb18030` GBK and GB 2312.",
+            choices=(
+                ("utf-8", "UTF-8"),
+                ("utf-16", "UTF-16 with a byte order mark"),
+                ("utf-16-le", "UTF-16, low byte first"),
+                ("utf-16-be", "UTF-16, high byte first"),
+                ("cp1252", "Western European (Windows-1252, Latin-1)"),
+                ("cp1250", "Central European (Windows-1250)"),
+                ("cp1251", "Cyrillic (Windows-1251)"),
+                ("gb18030", "Simplified Chinese (GBK, GB 18030)"),
+                ("big5", "Traditional Chinese (Big5)"),
+                ("shift_jis", "Japanese (Shift JIS)"),
+                ("euc_jp", "Japanese (EUC)"),
+                ("euc_kr", "Korean (EUC)"),
+            ),
+            is_later=True,
+        ),
+    ] = "utf-8"
     documents: Annotated[
         Documents,
         Key(
             label="Documents in text files",
-            help="What one document of a .txt or .md file is.",
+            help="A .txt or .md file can hold one document or many.",
             group=DATA,
             choices=(
                 ("file", "The whole file"),
@@ -203,7 +232,7 @@ class DataSpec:
         LongText,
         Key(
             label="Long text",
-            help="What becomes of a text that is longer than a sequence. Conversations are cut.",
+            help="Texts longer than a sequence are divided or cut. Conversations are cut.",
             group=DATA,
             details="`split` divides it at ends of paragraphs, lines and sentences, with every "
             "token once; `join` also fills each sequence with the next text, as pretraining does.",
@@ -540,6 +569,8 @@ class RunSpec:
         Key(
             label="Nodes",
             help="PCs that train together. They can have different GPUs.",
+            details="`all`: the plan chooses among all PCs and their GPUs. A list: every PC and "
+            "GPU in it takes part; `tower:0` is GPU 0 of the PC `tower`.",
             group=WHERE,
             names="node",
             may_change=True,
@@ -825,6 +856,11 @@ class RunSpec:
             raise ValueError("nodes is empty; it must be all, or name at least one node")
         if self.nodes != "all":
             _are_distinct("nodes", self.nodes)
+            pinned = {node for node, device in map(split_place, self.nodes) if device is not None}
+            if whole := sorted(pinned & set(self.nodes)):
+                raise ValueError(
+                    f"nodes lists {whole[0]} and a GPU of it; list the PC alone, or its GPUs alone"
+                )
         if refusal := self.refuse_mode(self.parallel):
             raise ValueError(refusal)
         if self.shares is not None and (not self.shares or min(self.shares) <= 0):
@@ -839,6 +875,25 @@ class RunSpec:
                 must = f"; with parallel {parallel} it must be {join_or(need.values)}"
                 return f"{need.key} is {value}{must}{need.reason}"
         return ""
+
+
+def split_place(entry: str) -> tuple[str, str | None]:
+    """Return PC and device of an entry of `nodes`; None: no particular GPU.
+
+    >>> split_place("tower"), split_place("tower:1")
+    (('tower', None), ('tower', 'cuda:1'))
+    """
+    node, _, index = entry.rpartition(":")
+    return (node, f"cuda:{int(index)}") if node and index.isdecimal() else (entry, None)
+
+
+def list_named(nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return the PCs of a list of nodes, each once.
+
+    >>> list_named(("tower:0", "laptop", "tower:1"))
+    ('tower', 'laptop')
+    """
+    return tuple(dict.fromkeys(split_place(entry)[0] for entry in nodes))
 
 
 def run_keys() -> Mapping[str, RunKey]:

@@ -30,6 +30,7 @@ from agents.trainer.checkpoint.resume import find_checkpoint, refuse_other_run
 from agents.trainer.checkpoint.state import load_state, read_resume_point
 from agents.trainer.data.cache import load_examples
 from agents.trainer.data.hub import find_data, find_model
+from agents.trainer.data.names import named_as_given, names_of_intent
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tokens import TEXT_RULES
 from agents.trainer.kernels import compiling, nf4
@@ -218,12 +219,13 @@ def _load_data(
 ) -> tuple[ExampleSet, ExampleSet | None, str]:
     """Return the training and evaluation examples, and the hash of the training data."""
     intent = context.attempt.intent
-    train, sha256 = _load_examples(intent.train_path, context, tokenizer, rules)
     evaluation = None
-    if intent.eval_path is not None:
-        evaluation, _ = _load_examples(
-            *(intent.eval_path, context, tokenizer, rules), held_out_from=intent.train_path
-        )
+    with named_as_given(names_of_intent(intent)):
+        train, sha256 = _load_examples(intent.train_path, context, tokenizer, rules)
+        if intent.eval_path is not None:
+            evaluation, _ = _load_examples(
+                *(intent.eval_path, context, tokenizer, rules), held_out_from=intent.train_path
+            )
     context.progress.end()
     return train, evaluation, sha256
 

@@ -26,10 +26,13 @@ def report_start(
     intent = context.attempt.intent
     for message, hint in find_shortages(intent, len(state.train), len(shares)):
         context.journal.write("warning", message=message, hint=hint)
-    _warn_of_findings(context.journal, state.train, Path(intent.train_path).name)
-    if state.evaluation is not None and intent.eval_path:
-        _warn_of_rows(context.journal, state.evaluation, Path(intent.eval_path).name)
-        _warn_of_findings(context.journal, state.evaluation, Path(intent.eval_path).name)
+    # As the run file names them: a node keeps data below a name of its own.
+    train = Path(intent.spec.data.train).name
+    held_out = Path(intent.spec.data.eval or intent.eval_path or "").name
+    _warn_of_findings(context.journal, state.train, train)
+    if state.evaluation is not None:
+        _warn_of_rows(context.journal, state.evaluation, held_out)
+        _warn_of_findings(context.journal, state.evaluation, held_out)
     peak = schedule.speeds.peak
     context.journal.write(
         "started",
@@ -40,7 +43,7 @@ def report_start(
         peak_flops_per_s=peak.flops_per_s if peak else None,
         peak_measured=peak.measured if peak else None,
         world_size=len(shares),
-        data=Path(intent.train_path).name,
+        data=train,
         versions=state.versions,
         **_describe_data(state.train),
     )

@@ -16,13 +16,13 @@ from agents.contract.key import RunKey
 from agents.contract.node import NodeFacts
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.parallel import find_mode
-from agents.contract.spec import BASIC_GROUPS, GROUPS, RunSpec, run_keys
+from agents.contract.spec import BASIC_GROUPS, GROUPS, RunSpec, list_named, run_keys
 from app.events import NodeSnapshot
 from app.flows import new_run_answers
 from app.flows.new_run_problems import find_problems
 from app.planning.advice.changes import apply_change
 from app.runfile.advice import advise
-from app.runs.placement import keep_single, place_ranks
+from app.runs.placement import keep_listed, place_ranks
 from app.text import count_of, show_list
 
 LOOKING_FOR_NODES = "Looking for your nodes\u2026"
@@ -122,7 +122,7 @@ def name_paths(answers: new_run_answers.RunAnswers) -> dict[str, str]:
 def preview_spec(answers: new_run_answers.RunAnswers) -> RunSpec | None:
     """Return a spec that suffices for a data preview; None while something is missing."""
     asked = (
-        *("model", "data.train", "objective", "data.format", "data.ignore_columns"),
+        *("model", "data.train", "data.eval", "objective", "data.format", "data.ignore_columns"),
         *("data.columns", "data.documents", "data.rendered", "data.long_text"),
         *("data.reasoning", "sequence_tokens", "packing", "nodes"),
     )
@@ -183,7 +183,7 @@ def chosen_nodes(
     if answers["nodes"] == new_run_answers.ALL_NODES:
         return nodes
     names = new_run_answers.split_names(answers["nodes"])
-    return tuple(node for node in nodes if node.name in names)
+    return tuple(node for node in nodes if node.name in list_named(names))
 
 
 def find_devices(
@@ -191,14 +191,18 @@ def find_devices(
 ) -> tuple[str, ...]:
     """Return the device of each rank, such as `cuda:0`; empty while not known."""
     facts: dict[str, NodeFacts] = {}
+    is_all = answers["nodes"] == new_run_answers.ALL_NODES
     for node in chosen_nodes(answers, nodes):
+        if is_all and node.state not in ("online", "connecting"):
+            continue  # a start does without it
         # Without its facts the number of its ranks is unknown, and so is the total.
         if node.facts is None:
             return ()
         facts[node.name] = node.facts
-    ranks = place_ranks(facts)
+    entries = new_run_answers.split_names(answers["nodes"])
+    ranks = keep_listed(place_ranks(facts), "all" if is_all else entries)
     if find_mode(answers["parallel"]).uses_one_gpu:
-        ranks = keep_single(ranks)
+        ranks = ranks[:1]  # any: how many there are is what matters
     return tuple(place.device for place in ranks)
 
 
@@ -232,13 +236,15 @@ def _check_nodes(
             return Finding(severity="error", text="No node is online.")
         lost = [node.name for node in nodes if node.state != "online"]
         if lost:
-            text = f"{show_list(lost)} cannot be reached now, and 'all' needs every node."
-            return Finding(severity="error", text=text)
+            it = "it" if len(lost) == 1 else "them"
+            text = f"{show_list(lost)} cannot be reached now: the run starts without {it}."
+            return Finding(severity="warning", text=text)
         return None
     chosen = new_run_answers.split_names(answers["nodes"])
     if not chosen:
         return Finding(severity="error", text="Choose at least one node.")
     states = {node.name: node.state for node in nodes}
+    chosen = list_named(chosen)
     unknown = [name for name in chosen if name not in states]
     if unknown:
         return Finding(severity="error", text=f"No node is named {show_list(unknown)}.")

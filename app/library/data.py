@@ -13,25 +13,29 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from agents.contract.spec import DataSpec
+from agents.shared.data.encodings import offer_encoding
 from agents.shared.data.files import (
     KINDS,
     LONG_LINE,
     MAX_LINE_CHARS,
+    UTF_8,
     TableLines,
     UnreadableData,
     explain_bad_json,
+    explaining_bytes,
     find_delimiter,
     find_kind,
     find_line_end,
     look_through,
+    open_text,
     read_lines,
+    read_page,
 )
-from agents.shared.data.reshape import offer_mapping
+from agents.shared.data.offers import offer_mapping
 from agents.shared.files.folder_files import ForeignFile, open_regular, require_own
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
@@ -56,7 +60,6 @@ _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _BLANK = re.compile(r"\s*")
 _GAP = re.compile(r"[ \t\r\n,]*")
 _NO_OBJECT = "a row is not an object such as {...}"
-_NOT_UTF_8 = "Save the file as UTF-8; nothing was started."
 # Bytes that are not UTF-8, as `surrogateescape` decodes them.
 _FOREIGN_BYTE = re.compile("[\udc80-\udcff]")
 
@@ -101,7 +104,8 @@ def require_data(name: str, key: str, data: DataSpec | None = None) -> None:
         check_form(*files, data=data, name=Path(name))
         return
     # An empty file is no problem if another file has rows.
-    check_kinds(*(path for path in files if sizes[path]))
+    encoding = data.encoding if data else UTF_8
+    check_kinds(*(path for path in files if sizes[path]), encoding=encoding)
 
 
 def find_data(
@@ -186,12 +190,13 @@ def _list_folder(folder: Path) -> tuple[Path, ...]:
             raise UserError(f"{path} {private}, so {folder} is not sent", HINT)
     if not found.data:
         raise UserError(
-            f"{folder} holds no data file", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet."
+            f"{folder} holds no data file",
+            "Use .jsonl, .json, .csv, .tsv, .txt, .md, .html, .parquet or source code.",
         )
     return found.data
 
 
-def check_kinds(*paths: Path) -> None:
+def check_kinds(*paths: Path, encoding: str = UTF_8) -> None:
     """Refuse files that are not data, by their names and first bytes.
 
     Raises:
@@ -199,7 +204,7 @@ def check_kinds(*paths: Path) -> None:
     """
     for path in paths:
         with _explained(path):
-            if find_kind(path) == "parquet":
+            if find_kind(path, encoding) == "parquet":
                 _check_parquet(path)
 
 
@@ -235,7 +240,7 @@ def check_form(
     for path in paths:
         judge.begin(path)
         with _explained(path):
-            kind = find_kind(path)
+            kind = find_kind(path, judge.encoding)
             if kind == "parquet":
                 _check_parquet(path)
                 count.num_whole += 1
@@ -252,28 +257,26 @@ def check_form(
 
 
 def _count_rows(path: Path, kind: str, count: _RowCount) -> None:
+    with explaining_bytes(path, count.meant.encoding):
+        _count_text_rows(path, kind, count)
+
+
+def _count_text_rows(path: Path, kind: str, count: _RowCount) -> None:
+    encoding = count.meant.encoding
     ends = find_line_end(path, kind)
-    with _open(path, newline=ends) as file:
+    with open_text(open_regular(path), encoding, newline=ends) as file:
         lines = read_lines(path, file, ends)
         if kind == "csv":
             _check_table(path, lines, count)
-        elif kind == "text":
-            _check_text(path, lines, count)
-        elif kind == "jsonl" or _has_row_per_line(path):
+        elif kind in ("text", "html"):
+            _check_text(path, lines if kind == "text" else read_page(path, file), count)
+        elif kind == "jsonl" or _has_row_per_line(path, encoding):
             _check_json_lines(path, lines, count)
         elif path.stat().st_size > _LARGE_JSON_BYTES:
             _judge_json(file.read(_JUDGED_JSON_CHARS), count)
             count.num_whole += 1  # too large to hold here; the trainer streams it
         else:
             _check_json(path, file.read(), count)
-
-
-def _open(path: Path, newline: str) -> TextIO:
-    # utf-8-sig skips the byte order mark that Windows editors write. As on the nodes, bytes that
-    # are not UTF-8 invalidate their row, not the file.
-    return TextIOWrapper(
-        open_regular(path), encoding="utf-8-sig", errors="surrogateescape", newline=newline
-    )
 
 
 def _check_parquet(path: Path) -> None:
@@ -303,7 +306,7 @@ class _RowCount:
         """Count a row that was parsed from `text`; it is broken if `text` is not UTF-8."""
         if odd := _FOREIGN_BYTE.search(text):
             reason = f"byte 0x{ord(odd[0]) - 0xDC00:02x} is not UTF-8"
-            self.add_broken(path, number, reason, _NOT_UTF_8)
+            self.add_broken(path, number, reason, "" if self._first else _hint_bytes(path))
             return
         self.num_whole += 1
         self.meant.add(row)
@@ -328,6 +331,12 @@ class _RowCount:
         # Without any whole row, the first broken row explains more than "the file is empty".
         if self._first and (self._num_broken > too_many or not self.num_whole):
             raise self._first
+
+
+def _hint_bytes(path: Path) -> str:
+    offered = offer_encoding(path)
+    also = f", or set {offered}" if offered else ""
+    return f"Save the file as UTF-8{also}; nothing was started."
 
 
 def _check_text(path: Path, lines: Iterable[str | None], count: _RowCount) -> None:
@@ -368,10 +377,10 @@ def _hint_for(row: Any, otherwise: str = "") -> str:
     return f"Set {offer}; nothing was started." if offer else otherwise or _NO_START
 
 
-def _has_row_per_line(path: Path) -> bool:
+def _has_row_per_line(path: Path, encoding: str) -> bool:
     """Return whether the first line of a `.json` file is a complete object."""
     line = "\n"
-    with _open(path, newline="\n") as file:
+    with open_text(open_regular(path), encoding, newline="\n") as file:
         while line and not line.strip():
             line = file.readline(_MOST_LINE_CHARS)
     if not line.lstrip().startswith("{"):
@@ -440,7 +449,8 @@ def _check_table(path: Path, lines: Iterator[str | None], count: _RowCount) -> N
     csv.field_size_limit(MAX_LINE_CHARS)
     bounded = TableLines(path, lines)
     # Strict, since otherwise a stray quote swallows the rows after it.
-    reader = csv.reader(iter(bounded), delimiter=find_delimiter(path), strict=True)
+    delimiter = find_delimiter(path, count.meant.encoding)
+    reader = csv.reader(iter(bounded), delimiter=delimiter, strict=True)
     names: list[str] = []
     try:
         for fields in reader:

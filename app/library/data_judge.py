@@ -17,7 +17,8 @@ from agents.contract.data import DataFinding
 from agents.contract.spec import DataSpec
 from agents.shared.data import findings
 from agents.shared.data.columns import THOUGHT_KEYS, choose_format
-from agents.shared.data.reshape import ColumnMapping, offer_mapping, unfold
+from agents.shared.data.offers import offer_mapping
+from agents.shared.data.reshape import ColumnMapping, explain_reading, unfold
 from app.errors import UserError
 
 # Limit of row numbers in a file; a place is file index times this plus row number.
@@ -34,6 +35,8 @@ class RowJudge:
     """
 
     def __init__(self, data: DataSpec, beyond: Sequence[str] = ()) -> None:
+        self.encoding: str = data.encoding
+        """Encoding of text files."""
         self._format = str(data.format)
         self._ignored = frozenset(data.ignore_columns)
         self._meanings = findings.RowMeanings(data.ignore_columns, beyond)
@@ -42,7 +45,7 @@ class RowJudge:
         self._number = 0
         self._may_wrap = False
         self._held: list[dict[str, Any]] = []
-        self._misfit = self._offer = ""
+        self._misfit = self._offer = self._reading = ""
 
     def begin(self, path: Path, *, may_wrap: bool = True) -> None:
         """Begin the next file; its only object may be a wrapper if `may_wrap`."""
@@ -80,16 +83,21 @@ class RowJudge:
 
     def _judge(self, row: Any) -> None:
         self._number += 1
-        if isinstance(row, (dict, list)):
-            shaped = self._mapping.apply(row)
+        if isinstance(row, (dict, list)) and not self._mapping.leave_out(row):
+            try:
+                shaped = self._mapping.apply(row)
+            except ValueError as error:
+                self._misfit = self._misfit or f"row {self._number}: {error}"
+                return
             self._judge_shaped(shaped if isinstance(shaped, dict) else {}, row)
 
     def _judge_shaped(self, row: dict[str, Any], given: Any) -> None:
         if self._format == "auto":
             try:
-                self._format = choose_format(
-                    {key: value for key, value in row.items() if key not in self._ignored}
-                )
+                kept = {key: value for key, value in row.items() if key not in self._ignored}
+                self._format = choose_format(kept)
+                if isinstance(given, dict):
+                    self._reading = explain_reading(given, kept, self._format)
             except ValueError as error:
                 self._misfit = self._misfit or f"row {self._number}: {error}"
                 self._offer = self._offer or offer_mapping(given)
@@ -105,7 +113,8 @@ class RowJudge:
     def find(self) -> tuple[DataFinding, ...]:
         """Return the findings, the gravest first."""
         self._release()
-        return tuple(self._place(one) for one in self._meanings.find())
+        found = tuple(self._place(one) for one in self._meanings.find())
+        return (*found, *findings.describe_reading(self._reading, self._number))
 
     def _place(self, found: DataFinding) -> DataFinding:
         if found.row is None:

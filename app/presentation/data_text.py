@@ -45,6 +45,7 @@ _SAID = {
     "documents": "documents",
     "thought": "reasoning",
     "tooled": "tools",
+    "recognized": "recognized",
     **dict.fromkeys(("unended", "continued", "empty_thought", "own_thought"), "template"),
     "dropped_thought": "template",
 }

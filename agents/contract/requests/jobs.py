@@ -31,6 +31,13 @@ class PreviewJob(NodeRequest[DataPreview]):
     whole: bool = True
     """True to tokenize all rows and keep the tokens for the run; False to read only the first
     rows."""
+    count_s: float | None = None
+    """Time in which rows are only counted, in seconds; the answer is `whole` if it sufficed for all
+    of them. None: no count."""
+
+    def check_foreign(self) -> None:
+        if self.count_s is not None:
+            check_number("count_s", self.count_s, 0, MAX_WAIT_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

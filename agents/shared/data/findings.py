@@ -23,6 +23,7 @@ from agents.shared.data.columns import (
     used_columns,
 )
 from agents.shared.data.meaning import (
+    CHOICES,
     KIND,
     Consequence,
     find_kind,
@@ -134,6 +135,8 @@ class RowMeanings:
             kind, consequence = _judge_known(name, value, data_format, row, used)
         else:
             kind, consequence = judge_column(name, value, data_format)
+            if kind in ("answer", "better") and _is_again(name, value, row, used):
+                kind, consequence = "unknown", _NOTE
         is_rated = kind == "score" or (kind == "verdict" and find_kind(name).kind == kind)
         if kind == "score":  # judged by all values later: a `false` is a verdict
             consequence = "refuse" if data_format in KIND["verdict"].refused_in else "warn"
@@ -260,18 +263,23 @@ def _judge_known(
     name: str, value: Any, data_format: str, row: dict[str, Any], used: frozenset[str]
 ) -> tuple[str, Consequence]:
     """Return kind and consequence of a column that is read in rows of other formats."""
+    is_number = isinstance(value, (int, float)) and name in QUESTION_KEYS  # its position in a list
+    if is_number or _is_again(name, value, row, used):
+        return "unknown", "note"
+    kind = KIND["question" if name in QUESTION_KEYS or name == "input" else "answer"]
+    return kind.kind, "refuse" if data_format in kind.refused_in else kind.otherwise
+
+
+def _is_again(name: str, value: Any, row: dict[str, Any], used: frozenset[str]) -> bool:
+    """Return whether a column repeats texts that are read."""
     # UltraChat's prompt repeats the first message, and Alpaca's prompt holds its instruction.
     texts = list(_texts_of(row, used))
     mine = [text.strip() for text in _texts_of({name: value}, (name,)) if text.strip()]
     asked = list(_texts_of(row, used & {*QUESTION_KEYS, *CONVERSATION_KEYS}))[:1]
-    is_again = all(any(part in text for text in texts) for part in mine) or any(
-        text.strip() and text.strip() in part for text in asked for part in mine
+    return bool(mine) and (
+        all(any(part in text for text in texts) for part in mine)
+        or any(text.strip() and text.strip() in part for text in asked for part in mine)
     )
-    is_number = isinstance(value, (int, float)) and name in QUESTION_KEYS  # its position in a list
-    if (mine and is_again) or is_number:
-        return "unknown", "note"
-    kind = KIND["question" if name in QUESTION_KEYS or name == "input" else "answer"]
-    return kind.kind, "refuse" if data_format in kind.refused_in else kind.otherwise
 
 
 def _find_skipping(message: dict[str, Any]) -> Iterator[str]:
@@ -344,6 +352,15 @@ def describe_cut(
     )
 
 
+def describe_reading(reading: str, num_rows: int) -> tuple[DataFinding, ...]:
+    """Return the finding about how rows are read; empty: their format is set."""
+    count = max(1, num_rows)
+    found = DataFinding(
+        kind="recognized", column=reading, count=count, total=count, consequence="note"
+    )
+    return (found,) if reading else ()
+
+
 def say_finding(found: DataFinding) -> str:
     """Return a finding as a sentence without its full stop.
 
@@ -363,6 +380,8 @@ would be learned as good ones"
             f"{share} of the tokens ({count} of {total}) are behind sequence_tokens and are "
             f"cut{worst}"
         )
+    if found.kind == "recognized":
+        return found.column
     if found.kind == "documents":
         unit = {"file": "a whole text file", "blank-line": "a paragraph", "line": "a line"}
         each = unit.get(found.column, "a text")
@@ -379,6 +398,12 @@ would be learned as good ones"
 def hint_for(found: DataFinding) -> str:
     """Return the advice for a finding; empty: nothing needs to be done."""
     kind = KIND.get(found.kind, KIND["unknown"])
+    if found.kind == "context" and found.column in CHOICES:
+        name = found.column
+        return (
+            f"Set data.columns: [input={name}, output={name}.answer], if 'answer' says which is "
+            f"right, or set data.ignore_columns: [{name}] to train on them anyway"
+        )
     return kind.hint.format(column=found.column.removeprefix(MESSAGES))
 
 

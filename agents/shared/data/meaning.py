@@ -78,7 +78,7 @@ KINDS = (
                f"Write each row as 'messages' with all turns, {_KEEP}",
                _words(_HISTORY), refused_in=_ASKED),
     ColumnKind("system", "holds a system prompt, which would be left out",
-               f"Rename it to 'system', {_KEEP}",
+               f"Set data.columns: [system={{column}}], {_KEEP}",
                _words("system sys"), refused_in=_ASKED, otherwise="note"),
     ColumnKind("tools", "offers tools under another name, which would be left out",
                f"Set data.columns: [tools={{column}}], {_KEEP}",
@@ -87,8 +87,14 @@ KINDS = (
                _words(_WEIGHT), refused_in=(*_ASKED, "text")),
     ColumnKind("masked", "marks messages or parts that are not learned", ""),
     ColumnKind("context", "holds what the question is about, which would be left out",
-               f"Rename it to 'input', or write it into the question, {_KEEP}",
+               f"Set data.columns: [input={{column}}], {_KEEP}",
                _words(_CONTEXT), refused_in=("alpaca", "preference"), otherwise="note"),
+    ColumnKind("better", "holds a better answer than the one that would be learned",
+               f"Set data.columns: [output={{column}}], {_KEEP}",
+               _words("corrected correction improved revised revision rewritten refined fixed"),
+               refused_in=("alpaca",)),
+    ColumnKind("options", "sets options of the chat template for single rows, which are not used",
+               "Take out the rows that need other options", _words("kwargs")),
     ColumnKind("score", "rates the answers, which is not used: all are learned alike",
                "Take out the rows that should not be learned", _words(_SCORE)),
     ColumnKind("verdict", "calls rows bad examples, and they would be learned as good ones",
@@ -96,7 +102,7 @@ KINDS = (
                f"objective: dpo), {_KEEP}", _words(_VERDICT), refused_in=_ASKED),
     ColumnKind("reasoning", "holds the reasoning before the answer, which is left out",
                "Write it into the answer if it should be learned",
-               _words("reasoning thinking thought thoughts rationale cot")),
+               _words("reasoning thinking thought thoughts rationale cot complexcot")),
     ColumnKind("thought", "holds the reasoning before the answer, which is learned if the model's "
                "chat template has a place for it", "", otherwise="note"),
     ColumnKind("split", "names a held-out split, but its rows are learned, too",
@@ -106,10 +112,11 @@ KINDS = (
                _words("role parent speaker"), refused_in=("text",), otherwise="note"),
     # These are not found by words of a name.
     ColumnKind("question", "holds another part of the question, which would be left out",
-               f"Join the parts in one column, or rename one to 'input', {_KEEP}",
+               f"Set data.columns: [input={{column}}], or join the parts, {_KEEP}",
                refused_in=("alpaca", "preference")),
     ColumnKind("answer", "holds another answer, which is not learned",
-               "Check that the column which is learned is the right one"),
+               "Check that the column which is learned is the right one, or set data.columns",
+               _words("solution truth gold canonical expected code")),
     ColumnKind("reversed", "rates the chosen answer below the rejected one",
                "Check which of the two is the better one"),
     ColumnKind("placeholder", "stands in the texts for a picture, sound or video, and is learned "
@@ -145,6 +152,7 @@ KINDS = (
                "Use the model's own tokenizer, or enlarge its embeddings first"),
     ColumnKind("cut", "", "Raise sequence_tokens, or divide long rows into shorter ones"),
     ColumnKind("documents", "", ""),
+    ColumnKind("recognized", "", "", otherwise="note"),
     ColumnKind("rendered", "stands in the texts, which a chat template has written already",
                "Set data.rendered: yes to learn the texts as written, with their answers alone"),
     ColumnKind("ignored", "is left out, as data.ignore_columns asks", ""),
@@ -166,7 +174,7 @@ _NAMED_TEXT = _words("caption description explanation reason reasons comment")
 _COUNTED = _words("num n number count")
 """First words of such names."""
 _OF_SYSTEM = _words("system sys prompt prompts message messages msg instruction instructions text")
-_CHOICES = _words("choices options candidates endings")
+CHOICES = _words("choices options candidates endings")
 _BEFORE = _words("previous prior preceding")
 _MEDIA_STEMS = ("image", "video", "audio", "pixel", "photo", "picture", "screenshot")
 _MEDIA_SUFFIX = re.compile(
@@ -429,6 +437,10 @@ def _bears_out(kind: str, name: str, value: Any) -> bool:
     match kind:
         case "weight":
             return is_weighted(name, value)
+        case "options":
+            return any(leaf is True or shape_of(leaf) == "text" for leaf in _some_leaves(value))
+        case "answer" | "better":
+            return shape_of(value) == "text" or (kind == "better" and shape_of(value) == "word")
         case "split":
             return isinstance(value, str) and not _HELD_OUT.isdisjoint(split_name(value))
         case "turn":
@@ -450,7 +462,7 @@ def _holds_text(kind: str, name: str, value: Any) -> bool:
         return is_list or shape == "parts"
     if kind == "history" and not _BEFORE.isdisjoint(words):
         return shape == "parts"
-    if kind == "context" and is_list and not _CHOICES.isdisjoint(words):
+    if kind == "context" and is_list and not CHOICES.isdisjoint(words):
         return True
     return is_text or (kind == "reasoning" and shape == "name")
 

@@ -56,7 +56,10 @@ _SOURCES = (
     "tool_calls",
     "tool_turns",
 )
-_SHARED_SOURCES = ("columns", "files", "findings", "meaning", "rendered", "reshape")
+_SHARED_SOURCES = (
+    *("columns", "encodings", "files", "findings", "html_text", "meaning", "offers"),
+    *("rankings", "rendered", "reshape"),
+)
 
 
 def load_examples(
@@ -116,6 +119,7 @@ def make_key(
         "columns": sorted(spec.data.columns),
         "texts": [spec.data.documents, spec.data.long_text, spec.data.rendered],
         "reasoning": spec.data.reasoning,
+        "encoding": spec.data.encoding,
         "rules": rules,
         "code": hashlib.sha256(b"\0".join(sources)).hexdigest(),
         "versions": [version("tokenizers"), version("transformers")],

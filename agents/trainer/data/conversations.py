@@ -17,6 +17,7 @@ from typing import Any
 
 from agents.contract.spec import Rendered
 from agents.shared.data import columns
+from agents.shared.data.encodings import NotUtf8
 from agents.shared.data.meaning import read_mark
 from agents.shared.data.rendered import ends_with_answer_begin, find_answers
 from agents.shared.data.reshape import find_turns
@@ -258,7 +259,7 @@ def _check_text(text: str, key: str) -> str:
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         if 0xDC80 <= code <= 0xDCFF:  # Python's surrogateescape: `files` could not decode the byte
-            raise ValueError(f"byte 0x{code - 0xDC00:02x} in '{key}' is not UTF-8") from error
+            raise NotUtf8(f"byte 0x{code - 0xDC00:02x} in '{key}' is not UTF-8") from error
         raise ValueError(f"'{key}' holds half a character (a lone surrogate)") from error
     if "\0" in text:
         raise ValueError(f"'{key}' holds a NUL byte")
@@ -424,8 +425,11 @@ def _join(
     """
     system, asked = _split_system(prompt)
     own, rest = _split_system(side)
-    # Some data sets repeat the prompt in each answer, with other white space.
-    if [_bare(turn) for turn in rest[: len(asked)]] != [_bare(turn) for turn in asked]:
+    # Some data sets repeat the prompt in each answer, with other white space. Others give one of
+    # its questions as the prompt: a side that begins with a question is a whole conversation.
+    is_whole = bool(asked and rest) and asked[-1].role == rest[0].role == "user"
+    begins = [_bare(turn) for turn in rest[: len(asked)]] == [_bare(turn) for turn in asked]
+    if not begins and not is_whole:
         rest = asked + rest
     return (own or system) + rest
 
@@ -446,6 +450,8 @@ def _read_side(
 
 def _find_turns(part: Any, key: str) -> tuple[ConversationTurn, ...] | None:
     """Return the turns of one message or a list of messages, or None for anything else."""
+    if isinstance(part, list) and part and all(isinstance(one, str) for one in part):
+        raise ValueError(f"'{key}' should be a text or messages, but is a list of texts")
     if isinstance(part, (dict, list)):
         return _read_turns([part] if isinstance(part, dict) else part, key)
     if not isinstance(part, str) or not part.lstrip().startswith("[{"):

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
@@ -21,14 +20,19 @@ from agents.shared.data.files import KINDS
 from agents.shared.models.config_findings import quantization_of
 from agents.shared.models.fit import find_refusals
 from agents.shared.models.folder import ModelFolder, inspect_model
-from agents.trainer.data.hub_fetch import fetch_model
-from agents.trainer.data.hub_words import HUB, NO_TOKENIZER_FILES, TOKENIZER_FILES, explain_download
+from agents.trainer.data.hub_fetch import fetch_matching, fetch_model
+from agents.trainer.data.hub_words import (
+    CONVERTED,
+    HUB,
+    NO_TOKENIZER_FILES,
+    OWN_FILES,
+    TOKENIZER_FILES,
+    explain_download,
+    name_converted,
+)
 from agents.trainer.data.rows import DataFiles, find_files, list_files, require_one_kind
 from agents.trainer.data.splits import HELD_OUT, choose_split
 
-_CONVERTED = "refs/convert/parquet"
-_STARTS = ("", "partial-")
-_OWN_FILES = [f"*{suffix}" for suffix in KINDS if suffix != ".md"]
 Download = Callable[..., str]
 """Function with the signature of `huggingface_hub.snapshot_download`."""
 
@@ -147,7 +151,9 @@ def _fetch_own(name: str, download: Download) -> tuple[Path, list[Path]]:
             f"{name}: {config!r} is not a part of a data set.", "Write org/name or org/name:part"
         )
     try:
-        folder = Path(download(dataset, repo_type="dataset", allow_patterns=_OWN_FILES))
+        folder = Path(download(dataset, repo_type="dataset", allow_patterns=OWN_FILES))
+    except ExpectedError:
+        raise
     except Exception as error:
         raise explain_download(
             name, "file or folder", f"{HUB}/datasets/{dataset}", error
@@ -155,10 +161,10 @@ def _fetch_own(name: str, download: Download) -> tuple[Path, list[Path]]:
     return folder / config, list_files(folder / config)
 
 
-def _download(dataset: str, **options: Any) -> str:
-    from huggingface_hub import snapshot_download
-
-    return str(snapshot_download(dataset, **options))
+def _download(
+    dataset: str, *, repo_type: str, allow_patterns: list[str], revision: str | None = None
+) -> str:
+    return str(fetch_matching(dataset, allow_patterns, revision))
 
 
 def _find_converted(name: str, download: Download, *, held_out: bool) -> tuple[Path, ...]:
@@ -175,11 +181,9 @@ def _find_converted(name: str, download: Download, *, held_out: bool) -> tuple[P
 def _try_converted(dataset: str, download: Download, *, held_out: bool) -> list[Path]:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    # Of a large data set the hub converts only the first part, in folders named `partial-SPLIT`.
-    splits = [start + word for word in (HELD_OUT if held_out else ["train"]) for start in _STARTS]
-    wanted = [f"*/{split}/*.parquet" for split in splits]
+    wanted = name_converted(HELD_OUT if held_out else ("train",))
     try:
-        folder = download(dataset, repo_type="dataset", revision=_CONVERTED, allow_patterns=wanted)
+        folder = download(dataset, repo_type="dataset", revision=CONVERTED, allow_patterns=wanted)
     except (HfHubHTTPError, LocalEntryNotFoundError):
         return []  # not every data set was converted
     return sorted(file for pattern in wanted for file in Path(folder).glob(pattern))

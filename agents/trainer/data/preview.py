@@ -19,14 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.contract.data import (
-    DataFinding,
-    DataPreview,
-    NamedRow,
-    ShownConversation,
-    ShownPart,
-    ShownRow,
-)
+from agents.contract.data import DataFinding, DataPreview, ShownConversation, ShownPart, ShownRow
 from agents.contract.requests.jobs import PreviewJob
 from agents.contract.spec import RunSpec
 from agents.contract.wire import WireError, from_wire, to_wire
@@ -37,13 +30,14 @@ from agents.shared.models.config_findings import text_of
 from agents.state import read_json
 from agents.trainer.data.cache import load_examples, tokenize_kept
 from agents.trainer.data.conversations import ConversationRow
+from agents.trainer.data.count import count, name_rows
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.hub import find_data, find_tokenizer
+from agents.trainer.data.names import named_as_given, names_of
 from agents.trainer.data.parquet_reader import limit_memory
 from agents.trainer.data.rows import DataFiles, RefusedData, RowReader
 from agents.trainer.data.store import ExampleSet
-from agents.trainer.data.tally import Skipped, Tally
-from agents.trainer.data.tokenizer import load_tokenizer
+from agents.trainer.data.tally import Tally
 
 NUM_SHOWN = 3
 # Memory that a preview may take in addition to its libraries: it runs next to the user's programs.
@@ -79,9 +73,10 @@ def describe(
         fill=num_tokens / len(examples) / spec.sequence_tokens if spec.packing else None,
         num_skipped=examples.num_skipped,
         num_malformed=examples.num_malformed,
+        num_blank=examples.num_blank,
         num_truncated=examples.num_truncated,
-        skipped=_name(examples.skipped),
-        truncated=_name(examples.truncated),
+        skipped=name_rows(examples.skipped),
+        truncated=name_rows(examples.truncated),
         plain_template=plain_template,
         rows=tuple(show_row(tokenizer, row) for row in examples.first_rows(NUM_SHOWN)),
         findings=examples.findings,
@@ -130,7 +125,8 @@ def describe_first(
     beyond = find_beyond((one for row in kept for one in row.segments), tokenizer, num_known)
     sizes = [sum(len(segment.ids) for segment in row.segments) for row in kept]
     num_rows, num_skipped, num_malformed = tally.num_rows, tally.num_skipped, tally.num_malformed
-    skipped = _name(tally.named)
+    num_blank = tally.num_blank
+    skipped = name_rows(tally.named)
     for _ in _take(rows, _NUM_JUDGED - len(first)):  # the meaning of columns needs more rows
         pass
     return DataPreview(
@@ -144,9 +140,10 @@ def describe_first(
         sequence_tokens=spec.sequence_tokens,
         num_skipped=num_skipped,
         num_malformed=num_malformed,
+        num_blank=num_blank,
         num_truncated=tally.num_truncated,
         skipped=skipped,
-        truncated=_name(tally.truncated),
+        truncated=name_rows(tally.truncated),
         plain_template=plain_template,
         rows=tuple(show_row(tokenizer, row.segments) for row in kept[:NUM_SHOWN]),
         findings=sort_findings((*beyond, *(findings or reader.findings))),
@@ -199,13 +196,6 @@ def _take(rows: Iterator[ConversationRow], count: int) -> Iterator[ConversationR
         num_chars += row.num_chars
         if num_chars > _MAX_READ_CHARS:
             return
-
-
-def _name(rows: tuple[Skipped, ...] | list[Skipped]) -> tuple[NamedRow, ...]:
-    return tuple(
-        NamedRow(row=row.row, reason=row.reason, file=row.file, malformed=row.malformed)
-        for row in rows
-    )
 
 
 def show_row(tokenizer: Any, segments: tuple[Segment, ...]) -> ShownRow:
@@ -277,6 +267,8 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
     Raises:
         ExpectedError: the tokenizer or the data is unusable.
     """
+    from agents.trainer.data.tokenizer import load_tokenizer  # takes seconds; a count needs none
+
     folder = find_tokenizer(job.model_path)
     tokenizer, plain = load_tokenizer(folder)
     num_known = _count_known(folder)
@@ -302,6 +294,15 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
     return replace(found, findings=sort_findings((*beyond, *found.findings)))
 
 
+def _names_of(job: PreviewJob) -> dict[str, str]:
+    """Return the run file's name of each place of a job on this node."""
+    if job.held_out_from is None:
+        return names_of(job.spec, model=job.model_path, train=job.train_path)
+    train, held_out = job.held_out_from, job.train_path
+    # Both may be one place; then the name of the training data stands for it.
+    return names_of(job.spec, model=job.model_path, held_out=held_out, train=train)
+
+
 def main(argv: list[str]) -> int:
     """Write the report of a job; return the exit code."""
     job_path, report_path = map(Path, argv)
@@ -309,7 +310,12 @@ def main(argv: list[str]) -> int:
     try:
         job = from_wire(PreviewJob, json.loads(job_path.read_bytes()), "job")
         limit_memory(_MEMORY_BYTES)
-        report = preview(job, Path(os.environ.get("RACKLESS_AGENT_HOME") or "."))
+        names = _names_of(job)
+        with named_as_given(names):
+            if job.count_s is not None:
+                report = count(job, lambda text: _print("progress", message=text))
+            else:
+                report = preview(job, Path(os.environ.get("RACKLESS_AGENT_HOME") or "."))
         report_path.write_text(json.dumps(to_wire(report)), encoding="ascii")
     except (OSError, ValueError, WireError) as error:
         _print("failed", message=f"{job_path}: {error}", hint="")
@@ -319,7 +325,7 @@ def main(argv: list[str]) -> int:
         return 1
     except MemoryError:
         most = _MEMORY_BYTES >> 30
-        message = f"Reading {job.train_path} takes more than {most} GiB of memory."
+        message = f"Reading {names[job.train_path]} takes more than {most} GiB of memory."
         _print("failed", message=message, hint="Write shorter rows, one per line (.jsonl)")
         return 1
     return 0

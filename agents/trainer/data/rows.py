@@ -21,15 +21,18 @@ from agents.contract.objectives import OBJECTIVES, ROW_FORMATS, find_readers, jo
 from agents.contract.spec import DataSpec, Reasoning
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, choose_format
-from agents.shared.data.files import KINDS, look_through
+from agents.shared.data.encodings import NotUtf8, offer_encoding
+from agents.shared.data.files import KINDS, kind_of, look_through
 from agents.shared.data.findings import (
     RowMeanings,
+    describe_reading,
     place_finding,
     refusals,
     say_refusal,
     sort_findings,
 )
-from agents.shared.data.reshape import ColumnMapping, offer_mapping
+from agents.shared.data.offers import offer_mapping
+from agents.shared.data.reshape import ColumnMapping, explain_reading
 from agents.trainer.data.conversations import ConversationRow, read_row, read_row_by_older_rules
 from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.splits import choose_split
@@ -39,6 +42,7 @@ from agents.trainer.data.tokens import TEXT_RULES
 
 # Number of rows between two checks for data that would be trained wrongly.
 _CHECKED_ROWS = 1000
+_SAVE = "or save the file as UTF-8"
 
 
 class RefusedData(ExpectedError):
@@ -110,9 +114,10 @@ def require_one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
     """
     if not found:
         raise ExpectedError(
-            f"{name} holds no data file.", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet files"
+            f"{name} holds no data file.",
+            "Use .jsonl, .json, .csv, .tsv, .txt, .md, .html, .parquet or source code",
         )
-    kinds = Counter(KINDS[file.suffix.lower()] for file in found)
+    kinds = Counter(kind_of(file.name) for file in found)
     if len(kinds) > 1:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         raise ExpectedError(
@@ -168,10 +173,14 @@ class RowReader:
         )
         self._reasoning: Reasoning = data.reasoning if rules >= 3 else "learn"
         self._meanings = RowMeanings(data.ignore_columns)
+        self._num_read = 0
+        self._reading_as = ""
         self._starts: list[int] = []
         self._names: list[str] = []
         self._reading = FileReading(
-            documents=data.documents if rules >= 3 else "line", unfolds_each=rules < 3
+            documents=data.documents if rules >= 3 else "line",
+            encoding=data.encoding,
+            unfolds_each=rules < 3,
         )
         self._size_bytes = sum(path.stat().st_size for path in files.paths if path.exists())
         self.format: str = data.format
@@ -227,6 +236,7 @@ class RowReader:
                     kind="documents", column=unit, count=count, total=count, consequence="note"
                 )
             )
+        found += describe_reading(self._reading_as, self._tally.num_rows)
         return sort_findings((*found, *self._tally.find_notes(), *self._tally.find_cut()))
 
     def _place(self, found: DataFinding) -> DataFinding:
@@ -243,9 +253,12 @@ class RowReader:
     def _read(self, number: int, value: Any) -> ConversationRow | Skipped:
         if value is None:
             return Skipped(row=number, reason=BLANK)
+        given = value
         try:
             if isinstance(value, ValueError):
                 raise value
+            if self._mapping is not None and (reason := self._mapping.leave_out(value)):
+                return Skipped(row=number, reason=reason)
             whole = self._reshape(value)
             # Before ignored columns are removed: the findings list those, too.
             if isinstance(whole, dict) and self.format != "auto":
@@ -254,15 +267,22 @@ class RowReader:
             if self.format == "auto":
                 self.format = choose_format(value)
                 self._expect_format()
+                if isinstance(given, dict):
+                    self._reading_as = explain_reading(given, value, self.format)
                 self._meanings.add(whole, self.format, number)
-            row = self._read_row(number, value, self.format)
+            row = treat_thoughts(self._read_row(number, value, self.format), self._reasoning)
         except ValueError as error:
-            if self.format == "auto" and not isinstance(value, ValueError):
-                self._tally.offer = self._tally.offer or offer_mapping(value)
+            if isinstance(error, NotUtf8):
+                self._offer(offer_encoding(self._files.paths[len(self._starts) - 1]), _SAVE)
+            if not self._num_read and not isinstance(value, ValueError):
+                self._offer(offer_mapping(given), "or rename its columns")
             return Skipped(row=number, reason=str(error), malformed=True)
-        if isinstance(row, ConversationRow):
-            row = treat_thoughts(row, self._reasoning)
+        self._num_read += not isinstance(row, str)
         return Skipped(row=number, reason=row) if isinstance(row, str) else row
+
+    def _offer(self, setting: str, otherwise: str) -> None:
+        if setting and not self._tally.offer:
+            self._tally.offer = f"Set {setting}, {otherwise}"
 
     def _reshape(self, value: Any) -> Any:
         if self._mapping is None or not self._ignored or not isinstance(value, dict):

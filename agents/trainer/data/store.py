@@ -72,6 +72,8 @@ class ExampleSet:
         """Number of rows of the data, including skipped ones."""
         self.num_skipped: int = about["num_skipped"]
         self.num_malformed: int = about["num_malformed"]
+        self.num_blank: int = about["num_blank"]
+        """Number of skipped rows that are empty lines."""
         self.num_truncated: int = about["num_truncated"]
         self.skipped = tuple(Skipped(**row) for row in about["skipped"])
         """First skipped rows."""
@@ -233,6 +235,7 @@ def write_about(
         "num_rows": tally.num_rows,
         "num_skipped": tally.num_skipped,
         "num_malformed": tally.num_malformed,
+        "num_blank": tally.num_blank,
         "num_truncated": tally.num_truncated,
         "skipped": [asdict(row) for row in tally.named],
         "truncated": [asdict(row) for row in tally.truncated],

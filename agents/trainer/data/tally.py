@@ -88,7 +88,7 @@ class Tally:
     num_rendered: int = 0
     """Number of rows that were rendered."""
     offer: str = ""
-    """Mapping by which the rows might be read, if their columns match no format."""
+    """Advice by which rows might be read that match no format, or are not UTF-8."""
     _tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
     _skipped: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
     _truncated: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
@@ -181,9 +181,7 @@ class Tally:
             )
         if num_kept:
             return
-        hint = "Give data with at least one row to learn from"
-        if self.offer:
-            hint = f"Set {self.offer}, or rename its columns"
+        hint = self.offer or "Give data with at least one row to learn from"
         if self.num_blank == self.num_skipped:
             raise ExpectedError(f"{self.name} is empty.", hint)
         worst = first or self.named[0]

@@ -45,9 +45,9 @@ def without_thought(turn: ConversationTurn) -> ConversationTurn:
     return replace(turn, content=content, extra=extra, masked=masked)
 
 
-def treat_thoughts(row: ConversationRow, reasoning: Reasoning) -> ConversationRow | str:
+def treat_thoughts(row: ConversationRow | str, reasoning: Reasoning) -> ConversationRow | str:
     """Return a row with its thoughts as `data.reasoning` asks, or the reason why it is empty."""
-    if reasoning == "learn" or not row.turns:
+    if isinstance(row, str) or reasoning == "learn" or not row.turns:
         return row
     change = without_thought if reasoning == "drop" else _keep
     turns, rejected = (

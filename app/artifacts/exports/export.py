@@ -33,6 +33,7 @@ from app.events import ExportedModel
 from app.library.bundles import Source
 from app.library.calibration import find_calibration
 from app.library.licence import find_licence
+from app.nodes.shared_homes import require_own_homes
 from app.progress import OnMessage, OnProgress, messages
 from app.provisioning.environment import python_of, read_lock
 from app.runs.checkpoints import Copy, find_copies
@@ -100,6 +101,7 @@ async def _export(
     await asyncio.to_thread(expect_room, plan, out)
     copy = _choose_place(plan, whole, tell)
     facts = await services.pool.agent(copy.node).ask(ReadFacts())
+    await require_own_homes({copy.node: services.pool.agent(copy.node)}, {copy.node: facts})
     work = _ExportWork(
         run=run,
         request=request,

@@ -65,7 +65,7 @@ async def preview_data(
     held_out_from = None if part == "train" else spec.data.train
     data = await asyncio.to_thread(find_data, name, f"data.{part}", services.hashes)
     model = await asyncio.to_thread(find_tokenizer, spec.model, services.hashes, services.models)
-    if node is None and model.root is not None and _can_run_here():
+    if node is None and model.root is not None and can_run_here():
         job = PreviewJob(
             python=sys.executable,
             spec=spec,
@@ -75,7 +75,7 @@ async def preview_data(
             whole=whole,
         )
         report(f"reading {name} on this PC")
-        return await _run_here(job, services.paths.home, report)
+        return await run_here(job, services.paths.home, report)
     chosen, python = await _choose_node(services, spec, node)
     report(f"reading {name} on {chosen}")
     return await _run_there(
@@ -83,7 +83,7 @@ async def preview_data(
     )
 
 
-def _can_run_here() -> bool:
+def can_run_here() -> bool:
     # Looked up, not imported: importing transformers takes seconds.
     return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
 
@@ -126,7 +126,12 @@ async def _run_there(  # noqa: PLR0913 - the parts of one job
     return await services.pool.agent(node).ask(job, messages(report))
 
 
-async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPreview:
+async def run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPreview:
+    """Perform a job on this PC, in a process of its own.
+
+    Raises:
+        UserError: the data is unusable, or takes too much memory.
+    """
     ended = await run_program("agents.trainer.data.preview", to_wire(job), home, report)
     if ended.code == 0:
         return from_wire(DataPreview, json.loads(ended.report))

@@ -18,7 +18,7 @@ from agents.trainer.data.stops import find_stops
 from agents.trainer.data.tokenizer import load_tokenizer
 from tests.agents.quantizers.test_merge import merge_to
 from tests.agents.trainer.data.chat_templates import make_model
-from tests.agents.trainer.ranks import Run, make_spec
+from tests.agents.trainer.ranks import Run, finish, make_spec
 
 ASKED = {
     "get_weather": ("Is it warm in {}?", "Does it rain in {}?", "How cold is {}?", "{}: snow?"),
@@ -65,7 +65,7 @@ def test_the_right_tool_is_called_for_unseen_questions(tmp_path):
     unseen, seen = every[:NUM_UNSEEN], every[NUM_UNSEEN:]
     rows = [{"messages": make_conversation(*one), "tools": TOOLS} for one in seen]
     run.train.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run.train_to_end()
+    assert finish(run.start(), timeout_s=3600) == [0], run.read_log(0)
     merge_to(run, tmp_path / "merged", step=spec.max_steps)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     tokenizer, _ = load_tokenizer(tmp_path / "merged")
