@@ -133,7 +133,7 @@ def preview_spec(answers: new_run_answers.RunAnswers) -> RunSpec | None:
     asked = (
         *("model", "data.train", "data.eval", "objective", "data.format", "data.ignore_columns"),
         *("data.columns", "data.documents", "data.rendered", "data.long_text"),
-        *("data.sources", "data.eval", "data.shuffle", "data.deduplicate"),
+        *("data.sources", "data.eval", "data.shuffle", "data.deduplicate", "data.reasoning"),
         *("sequence_tokens", "packing", "nodes"),
     )
     # All other answers keep their defaults, so that a mistake there does not block a preview.
