@@ -288,7 +288,8 @@ def test_written_file_reads_back_and_a_bad_place_is_named(tmp_path: Path) -> Non
 SETTINGS = {
     "name": "n", "model": "other", "data.train": "rows", "data.eval": "held", "data.format": "chat",
     "data.ignore_columns": ["id"], "data.columns": ["text=body"],
-    "data.rendered": "no", "data.documents": "line", "data.long_text": "cut",
+    "data.encoding": "cp1252", "data.rendered": "no", "data.documents": "line",
+    "data.long_text": "cut",
     "objective": "dpo", "adapter.kind": "qlora", "adapter.rank": 8,
     "adapter.alpha": 8.5, "adapter.dropout": 0.0, "adapter.targets": ["q"], "adapter.rslora": True,
     "adapter.dora": True, "adapter.experts": False, "dpo_beta": 0.2, "sequence_tokens": 64,
