@@ -98,6 +98,43 @@ def guess_data(path: Path, data: DataSpec | None = None) -> DataGuess:
     )
 
 
+def guess_sources(data: DataSpec) -> DataGuess:
+    """Guess an epoch of all sources: limited, without held-out rows, and weighted. Never raises."""
+    sources = data.list_sources()
+    paths = [Path(os.path.expanduser(source.path)) for source in sources]
+    guesses = [
+        guess_data(path, data.for_source(source))
+        for path, source in zip(paths, sources, strict=True)
+    ]
+    if len(sources) > 1:
+        guesses = [
+            replace(guess, findings=tuple(replace(f, source=source.name) for f in guess.findings))
+            for guess, source in zip(guesses, sources, strict=True)
+        ]
+    findings = sort_findings(finding for guess in guesses for finding in guess.findings)
+    known = [(guess.num_rows or 0, guess.mean_tokens or 0.0) for guess in guesses]
+    if any(guess.num_rows is None or guess.mean_tokens is None for guess in guesses):
+        return replace(NOTHING, findings=findings)
+    used = [
+        min(count, source.max_rows or count)
+        for (count, _), source in zip(known, sources, strict=True)
+    ]
+    num_used = sum(used)
+    held_out = data.held_out.count(num_used) if data.held_out is not None else 0
+    kept = 1 - held_out / max(1, num_used)
+    rows = [count * kept * source.weight for count, source in zip(used, sources, strict=True)]
+    num_tokens = sum(count * mean for count, (_, mean) in zip(rows, known, strict=True))
+    return DataGuess(
+        num_rows=max(1, round(sum(rows))),
+        mean_tokens=num_tokens / max(1e-9, sum(rows)),
+        longest_tokens=max(guess.longest_tokens or 0 for guess in guesses) or None,
+        is_whole=all(guess.is_whole for guess in guesses),
+        lengths=tuple(length for guess in guesses for length in guess.lengths),
+        findings=findings,
+        is_text=all(guess.is_text for guess in guesses),
+    )
+
+
 def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
     """Return the guess for the run's examples: truncated, and packed if the run packs.
 

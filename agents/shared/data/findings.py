@@ -367,6 +367,8 @@ would be learned as good ones"
     >>> say_finding(describe_cut(1000, 770)[0])
     '77 % of the tokens (770 of 1,000) are behind sequence_tokens and are cut'
     """
+    if found.source:
+        return f"{found.source}: {say_finding(replace(found, source=''))}"
     count, total, share = f"{found.count:,}", f"{found.total:,}", show_share(found)
     if found.kind == "cut":
         worst = ""
@@ -420,7 +422,10 @@ def list_columns(found: Sequence[DataFinding]) -> str:
     ...     consequence="note")])
     "'id' (100 %)"
     """
-    said = [f"{show_name(one.column)} ({show_share(one)})" for one in found[:_LISTED]]
+    said = [
+        f"{show_name(one.column)} ({show_share(one)}{' of ' if one.source else ''}{one.source})"
+        for one in found[:_LISTED]
+    ]
     more = len(found) - _LISTED
     return ", ".join([*said, f"and {more} more"] if more > 0 else said)
 

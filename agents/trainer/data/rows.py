@@ -33,9 +33,9 @@ from agents.shared.data.findings import (
 )
 from agents.shared.data.offers import offer_mapping
 from agents.shared.data.reshape import ColumnMapping, explain_reading
+from agents.shared.data.splits import choose_named, choose_split
 from agents.trainer.data.conversations import ConversationRow, read_row, read_row_by_older_rules
 from agents.trainer.data.files import FileReading, read_file
-from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
 from agents.trainer.data.tokens import TEXT_RULES
 
@@ -50,6 +50,7 @@ class RefusedData(ExpectedError):
     def __init__(self, name: str, findings: Sequence[DataFinding]) -> None:
         message, hint = say_refusal(name, refusals(findings))
         super().__init__(f"{message}.", hint)
+        self.name = name
         self.findings = tuple(findings)
 
 
@@ -62,18 +63,21 @@ class DataFiles:
     paths: tuple[Path, ...]
 
 
-def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
+def find_files(path: Path, *, held_out: bool = False, split: str | None = None) -> DataFiles:
     """Return the file, or the data files in and below the folder, sorted by name.
 
     Args:
         path: file or folder.
         held_out: True selects the held-out files of a folder that also has training files. See
             `splits` for the distinction.
+        split: name of the split to select instead.
 
     Raises:
-        ExpectedError: the file is missing, or a folder has files of several kinds.
+        ExpectedError: the file or the split is missing, or a folder has files of several kinds.
     """
     found = list_files(path)
+    if split is not None:
+        return choose_split_files(str(path), path, found, split)
     # A folder may mix training and held-out files of one data set.
     if path.is_dir():
         train, other = (choose_split(path, found, held_out=side) for side in (False, True))
@@ -81,6 +85,22 @@ def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
             found = other if held_out else train
         return DataFiles(name=str(path), paths=require_one_kind(str(path), found))
     return DataFiles(name=str(path), paths=tuple(found))
+
+
+def choose_split_files(name: str, folder: Path, found: Sequence[Path], split: str) -> DataFiles:
+    """Return the files of a split by its name.
+
+    Raises:
+        ExpectedError: no file's name names the split, or its files are of several kinds.
+    """
+    chosen = choose_named(folder, found, split) if folder.is_dir() else []
+    if not chosen:
+        names = [path.relative_to(folder).as_posix() or path.name for path in found[:5]]
+        raise ExpectedError(
+            f"{name} has no split {split}; its files are {', '.join(names)}.",
+            "Name a split that is part of a file's name, or leave it out",
+        )
+    return DataFiles(name=name, paths=require_one_kind(name, chosen))
 
 
 def list_files(path: Path) -> list[Path]:
