@@ -73,8 +73,8 @@ ORDER = {
         " | services | * | inputs | lifecycle"
     ),
     "app.gui": (
-        "kit | session tables logs | charts forms | repairs | chat new_run nodes settings | export"
-        " | runs"
+        "kit | session tables logs | charts forms | repairs | chat new_run nodes settings"
+        " | data export | runs"
         " | artifacts overview | shell | application | self_test"
     ),
     "agents": (

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from agents.contract.data import parse_columns
+from agents.contract.data import HeldOut, SourceSpec, parse_columns, parse_held_out
 from agents.contract.key import MAX_COUNT, Key, RunKey, check_limits, keys_of
 from agents.contract.objectives import (
     OBJECTIVES,
@@ -37,6 +37,7 @@ Recompute = Literal["auto", "none", "all"]
 Documents = Literal["file", "blank-line", "line"]
 Rendered = Literal["auto", "yes", "no"]
 LongText = Literal["split", "join", "cut", "refuse"]
+Deduplicate = Literal["off", "exact", "near"]
 Encoding = Literal[
     "utf-8", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "cp1250", "cp1251", "gb18030", "big5",
     "shift_jis", "euc_jp", "euc_kr",
@@ -118,13 +119,32 @@ class DataSpec:
         str | None,
         Key(
             label="Evaluation data",
-            help="Rows that the model never trains on. Leave empty to skip evaluation.",
+            help="Rows that the model never trains on: a file, or a part of the training data, as "
+            "a share such as 0.05, a number of rows, or auto. Leave empty to skip evaluation.",
             group=DATA,
+            details="`auto` holds out 2 % of the rows, at most 200. See "
+            "[Sources](sources.md#held-out-rows).",
             placeholder="none",
             names="file",
             may_change=True,
         ),
     ] = None
+    """Data, or the part of the training data that is held out; see `held_out`."""
+    sources: Annotated[
+        tuple[SourceSpec, ...],
+        Key(
+            label="More training data",
+            help="Each row counts as often as its weight says.",
+            group=MODEL,
+            details="Instead of `train`: a list of files or data sets, each with `path` and, if "
+            "needed, `format`, `columns`, `weight`, `max_rows` and `split`. See "
+            "[Sources](sources.md#several-sources).",
+            after="data.train",
+            is_wide=True,
+            is_later=True,
+        ),
+    ] = ()
+    """All sources, of which the first one is `train`; empty: `train` is the only one."""
     format: Annotated[
         DataFormat,
         Key(
@@ -163,7 +183,8 @@ class DataSpec:
             details="Names are `messages`, `instruction`, `input`, `output`, `system`, `text`, "
             "`tools`, `chosen`, `rejected`; `roles.user=customer` names a role of messages. Also a "
             "mapping: `{instruction: question, roles: {user: customer}}`. A field of a column is "
-            "`translation.en`.",
+            "`translation.en`. `candidates` with `score`, `rank` or `best` makes pairs, and `good` "
+            "keeps good rows: [Which data for what](which-data.md#with-a-mapping).",
             placeholder="recognized",
             is_wide=True,
             is_later=True,
@@ -243,13 +264,93 @@ class DataSpec:
             is_later=True,
         ),
     ] = "split"
+    shuffle: Annotated[
+        bool,
+        Key(
+            label="Shuffle rows",
+            help="Turn off to train in the order of the file, in every epoch.",
+            group=DATA,
+            details="Without it, `max_rows` takes the first rows of a source.",
+            is_later=True,
+        ),
+    ] = True
+    deduplicate: Annotated[
+        Deduplicate,
+        Key(
+            label="Repeated rows",
+            help="Rows that repeat an earlier row, in any source, can be left out.",
+            group=DATA,
+            details="See [Sources](sources.md#which-rows-are-used-and-in-which-order).",
+            choices=(
+                ("off", "Keep them"),
+                ("exact", "Leave out exact copies"),
+                ("near", "Leave out near copies, too"),
+            ),
+            is_later=True,
+        ),
+    ] = "off"
 
     def __post_init__(self) -> None:
         parse_columns(self.columns)
+        parse_held_out(self.eval)
         if not self.train:
             raise ValueError("train is empty; it must name a file or a hub dataset")
+        if self.sources and self.sources[0].path != self.train:
+            raise ValueError(
+                f"train is {self.train!r}, but sources begins with {self.sources[0].path!r}; give "
+                "train or sources, not both"
+            )
+        seen = set()
+        for source in self.sources:
+            if (source.path, source.split) in seen:
+                raise ValueError(
+                    f"sources names {source.path} twice; name it once, and let its rows count "
+                    "more often by weight"
+                )
+            seen.add((source.path, source.split))
         if not all(self.ignore_columns):
             raise ValueError("ignore_columns holds an empty name; it must name columns")
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """Part of the training data that is evaluated; None: `eval` names data, or nothing."""
+        return parse_held_out(self.eval)
+
+    @property
+    def eval_path(self) -> str | None:
+        """Evaluation data with files of its own."""
+        return self.eval if self.held_out is None else None
+
+    @property
+    def chooses_rows(self) -> bool:
+        """True if some usable rows are not trained."""
+        has_limit = any(source.max_rows is not None for source in self.sources)
+        return has_limit or self.deduplicate != "off" or self.held_out is not None
+
+    def list_sources(self) -> tuple[SourceSpec, ...]:
+        """Return all sources, at least one."""
+        return self.sources or (SourceSpec(path=self.train),)
+
+    def list_names(self) -> tuple[str, ...]:
+        """Return the files and data sets that are read."""
+        names = (*(source.path for source in self.list_sources()), self.eval_path)
+        return tuple(name for name in names if name)
+
+    def for_source(self, source: SourceSpec) -> DataSpec:
+        """Return the settings by which one source is read."""
+        return replace(
+            self,
+            train=source.path,
+            sources=(),
+            format=source.format or self.format,
+            columns=source.columns or self.columns,
+        )
+
+    def simplify(self) -> DataSpec:
+        """Return equal settings without a list of one plain source."""
+        if len(self.sources) != 1 or not self.sources[0].is_plain:
+            return self
+        return self.for_source(self.sources[0])
 
 
 PATTERN_SIGNS = frozenset("*^$|()[]\\+?")
@@ -827,8 +928,7 @@ class RunSpec:
             raise ValueError("model is empty; it must be a hub id or a folder")
         if self.packing and not OBJECTIVES[self.objective].packs:
             raise ValueError(f"packing is true; it must be false with objective {self.objective}")
-        if refusal := refuse_format(self.objective, self.data.format):
-            raise ValueError(f"data.format is {refusal}")
+        self._check_formats()
         if self.precision == "fp64" and self.adapter.kind == "qlora":
             raise ValueError(
                 "precision is fp64; with kind qlora it must be auto, fp32, bf16 or fp16, which "
@@ -847,6 +947,14 @@ class RunSpec:
             raise ValueError(refusal)
         if self.shares is not None and (not self.shares or min(self.shares) <= 0):
             raise ValueError(f"shares is {self.shares}; every share must be above 0")
+
+    def _check_formats(self) -> None:
+        formats = {"data.format": self.data.format}
+        for number, source in enumerate(self.data.sources):
+            formats[f"data.sources[{number}].format"] = source.format or "auto"
+        for name, row_format in formats.items():
+            if refusal := refuse_format(self.objective, row_format):
+                raise ValueError(f"{name} is {refusal}")
 
     def refuse_mode(self, parallel: str) -> str:
         """Return why a parallel mode cannot train this run; empty: it can."""

@@ -93,6 +93,10 @@ def _check(home: Home, intent: AttemptIntent) -> None:
     for what, name, path in (
         ("model", spec.model, intent.model_path),
         ("training data", spec.data.train, intent.train_path),
+        *(
+            ("training data", source.path, path)
+            for source, path in zip(spec.data.sources[1:], intent.more_paths, strict=False)
+        ),
     ):
         if os.path.isabs(path) and not os.path.exists(path):
             is_copy = "" if path == name else "the copy of "

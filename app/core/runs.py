@@ -571,9 +571,10 @@ class ListCaveats(Action["Caveats"]):
 def _require_data(spec: RunSpec) -> None:
     from app.library.data import require_data
 
-    for name, key in ((spec.data.train, "data.train"), (spec.data.eval, "data.eval")):
-        if name is not None:
-            require_data(name, key, spec.data)
+    for source in spec.data.list_sources():
+        require_data(source.path, "data.train", spec.data.for_source(source), source.split)
+    if spec.data.eval_path is not None:
+        require_data(spec.data.eval_path, "data.eval", spec.data)
 
 
 def _history(core: CoreState, run_id: str) -> RunHistory:

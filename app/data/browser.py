@@ -12,7 +12,7 @@ import importlib.util
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ class DataSource:
     @property
     def name(self) -> str:
         """Path or hub id of the data."""
-        return self.spec.data.train if self.part == "train" else self.spec.data.eval or ""
+        data = self.spec.data
+        return data.train if self.part == "train" else data.eval_path or ""
 
 
 class DataBrowser:
@@ -142,8 +143,12 @@ def _make_job(source: DataSource) -> BrowseJob:
         )
     folder = find_folder(source.spec.model)
     has_tokenizer = folder is not None and (folder / "tokenizer.json").is_file() and can_run_here()
+    spec = source.spec
+    if source.part == "train":  # of several sources the first one
+        data = spec.data.for_source(spec.data.list_sources()[0])
+        spec = replace(spec, data=data)
     return BrowseJob(
-        spec=source.spec,
+        spec=spec,
         path=source.name if is_hub else str(path),
         model_path=str(folder) if has_tokenizer else "",
         held_out_from=None if source.part == "train" else source.spec.data.train,

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
@@ -33,7 +31,7 @@ from app.forecasts.learning import load_corrections, load_past
 from app.library.configs import LocatedConfig, is_hub_id
 from app.library.data_judge import settle_by_template
 from app.library.data_key import make_data_key
-from app.library.data_size import DataGuess, cut_and_pack, guess_data
+from app.library.data_size import DataGuess, cut_and_pack, guess_sources
 from app.library.model_check import find_folder, require_usable
 from app.nodes.endpoints import choose_endpoints
 from app.planning.accuracy.misses import find_miss
@@ -445,8 +443,7 @@ def _put_requested_first(spec: RunSpec, plan: Plan) -> Plan:
 
 def guess_run_data(spec: RunSpec) -> DataGuess:
     """Return the guess of a run's data from its first rows, truncated and packed as by the run."""
-    path = Path(os.path.expanduser(spec.data.train))
-    return cut_and_pack(guess_data(path, spec.data), spec)
+    return cut_and_pack(guess_sources(spec.data), spec)
 
 
 def find_data_size(
@@ -461,10 +458,12 @@ def find_data_size(
             longest_tokens=counted.longest_tokens,
         )
         return size, ""
-    path = Path(os.path.expanduser(spec.data.train))
+    sources = spec.data.list_sources()
+    name = show_list([source.name for source in sources])
     guess = guess_size(spec)
     if guess.num_rows is None:
-        note = f"the size of {spec.data.train} is unknown until it has been tokenized"
+        name = name if len(sources) > 1 else spec.data.train
+        note = f"the size of {name} is unknown until it has been tokenized"
         return DataSize(), f"{note}: rackless preview counts it"
     size = DataSize(
         num_rows=guess.num_rows,
@@ -474,7 +473,7 @@ def find_data_size(
         lengths=_typical_lengths(spec, guess),
     )
     sample = "its rows" if guess.is_whole else "its first megabyte"
-    return size, f"tokens of {path.name} estimated from {sample}, at 4 characters each"
+    return size, f"tokens of {name} estimated from {sample}, at 4 characters each"
 
 
 def _typical_lengths(spec: RunSpec, guess: DataGuess) -> tuple[int, ...]:

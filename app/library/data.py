@@ -33,15 +33,17 @@ from agents.shared.data.files import (
     look_through,
     open_text,
     read_lines,
+    read_page,
 )
 from agents.shared.data.offers import offer_mapping
+from agents.shared.data.splits import choose_named
 from agents.shared.files.folder_files import ForeignFile, open_regular, require_own
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
 from app.library.data_judge import RowJudge
 from app.library.private_places import HINT, explain_name, explain_private
 from app.storage.hashes import HashStore
-from app.text import shorten
+from app.text import shorten, show_list
 
 QUICK_BYTES = 1 << 20
 """Maximum size of data that is read in full by checks that must be instant, in bytes."""
@@ -86,14 +88,16 @@ def explain_missing_data(name: str) -> str:
     return "There is no such file or folder on this PC."
 
 
-def require_data(name: str, key: str, data: DataSpec | None = None) -> None:
+def require_data(
+    name: str, key: str, data: DataSpec | None = None, split: str | None = None
+) -> None:
     """Refuse data that no run can read, in milliseconds: large files are not read in full.
 
     Raises:
         UserError: there is no such file, its kind is not supported, it is empty or broken, or it
             would be trained wrongly.
     """
-    files = _list_files(name, key)
+    files = _list_files(name, key, split)
     try:
         sizes = {path: path.stat().st_size for path in files}
     except OSError as error:
@@ -108,7 +112,14 @@ def require_data(name: str, key: str, data: DataSpec | None = None) -> None:
 
 
 def find_data(
-    name: str, key: str, hashes: HashStore, data: DataSpec | None = None, beyond: Sequence[str] = ()
+    name: str,
+    key: str,
+    hashes: HashStore,
+    data: DataSpec | None = None,
+    beyond: Sequence[str] = (),
+    *,
+    split: str | None = None,
+    counts: list[int | None] | None = None,
 ) -> Source:
     """Validate a data file or folder and return its bundle.
 
@@ -120,23 +131,29 @@ def find_data(
         hashes: cached hashes of files.
         data: format and ignored columns of the run; None: accept any readable data.
         beyond: tokens for which the model has no weights.
+        split: name of the split of a folder to use alone.
+        counts: gets the number of rows; None if only a node can count them.
 
     Raises:
         UserError: there is no such file, its kind is not supported, it is broken, or it would be
             trained wrongly.
     """
-    files = _list_files(name, key)
+    files = _list_files(name, key, split)
     if not files:
+        if counts is not None:
+            counts.append(None)
         return Source(value=name)  # on the hub
     path = Path(name).expanduser().absolute()
-    check_form(*files, data=data, name=path, beyond=beyond)
+    num_rows = check_form(*files, data=data, name=path, beyond=beyond)
+    if counts is not None:
+        counts.append(num_rows)
     if path.is_dir():
         return make_bundle("data", path.name, path, files, hashes)
     file = _follow(path)
     return make_bundle("data", path.stem, file.parent, [file], hashes, member=file.name)
 
 
-def _list_files(name: str, key: str) -> tuple[Path, ...]:
+def _list_files(name: str, key: str, split: str | None = None) -> tuple[Path, ...]:
     """Return the files of data on this PC; empty: it is a data set of the hub.
 
     Raises:
@@ -151,8 +168,25 @@ def _list_files(name: str, key: str) -> tuple[Path, ...]:
         )
     path = Path(name).expanduser().absolute()
     if path.is_dir():
-        return _list_folder(path)
+        files = _list_folder(path)
+        return files if split is None else _choose_split(path, files, split)
+    if split is not None and path.exists():
+        raise UserError(
+            f"{name} is one file and has no split {split}",
+            "Name a folder with a file of each split, or leave the split out.",
+        )
     return () if not path.exists() and is_hub_data(name) else (path,)
+
+
+def _choose_split(folder: Path, files: Sequence[Path], split: str) -> tuple[Path, ...]:
+    chosen = choose_named(folder, files, split)
+    if not chosen:
+        names = show_list([file.relative_to(folder).as_posix() for file in files[:5]])
+        raise UserError(
+            f"{folder} has no split {split}; its files are {names}",
+            "Name a split that is part of a file's name, or leave it out.",
+        )
+    return tuple(chosen)
 
 
 def _follow(path: Path) -> Path:
@@ -189,7 +223,8 @@ def _list_folder(folder: Path) -> tuple[Path, ...]:
             raise UserError(f"{path} {private}, so {folder} is not sent", HINT)
     if not found.data:
         raise UserError(
-            f"{folder} holds no data file", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet."
+            f"{folder} holds no data file",
+            "Use .jsonl, .json, .csv, .tsv, .txt, .md, .html, .parquet or source code.",
         )
     return found.data
 
@@ -221,8 +256,10 @@ def _explained(path: Path) -> Iterator[None]:
 
 def check_form(
     *paths: Path, data: DataSpec | None = None, name: Path | None = None, beyond: Sequence[str] = ()
-) -> None:
+) -> int | None:
     """Read data files once and refuse data that cannot be read, or would be trained wrongly.
+
+    Returns the number of whole rows; None if only a node can count them.
 
     Args:
         paths: the files.
@@ -235,10 +272,13 @@ def check_form(
     """
     judge = RowJudge(data or DataSpec(train="-"), beyond)
     count = _RowCount(judge)
+    is_counted = True
     for path in paths:
         judge.begin(path)
         with _explained(path):
             kind = find_kind(path, judge.encoding)
+            is_large = kind == "json" and path.stat().st_size > _LARGE_JSON_BYTES
+            is_counted &= kind not in ("parquet", "text") and not is_large
             if kind == "parquet":
                 _check_parquet(path)
                 count.num_whole += 1
@@ -252,6 +292,7 @@ def check_form(
         raise UserError(
             f"{paths[0]} {is_or_are} empty", "Give a file with at least one row to learn from."
         )
+    return count.num_whole if is_counted else None
 
 
 def _count_rows(path: Path, kind: str, count: _RowCount) -> None:
@@ -266,8 +307,8 @@ def _count_text_rows(path: Path, kind: str, count: _RowCount) -> None:
         lines = read_lines(path, file, ends)
         if kind == "csv":
             _check_table(path, lines, count)
-        elif kind == "text":
-            _check_text(path, lines, count)
+        elif kind in ("text", "html"):
+            _check_text(path, lines if kind == "text" else read_page(path, file), count)
         elif kind == "jsonl" or _has_row_per_line(path, encoding):
             _check_json_lines(path, lines, count)
         elif path.stat().st_size > _LARGE_JSON_BYTES:

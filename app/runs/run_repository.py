@@ -370,7 +370,7 @@ class RunRepository:
 
 def list_files(spec: RunSpec) -> tuple[str, ...]:
     """Return the data and model that settings name."""
-    return tuple(name for name in (spec.data.train, spec.data.eval, spec.model) if name)
+    return tuple(name for name in (*spec.data.list_names(), spec.model) if name)
 
 
 def _moved(run: RunRecord, state: RunState, message: str, hint: str) -> RunRecord:

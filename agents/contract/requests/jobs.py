@@ -28,6 +28,12 @@ class PreviewJob(NodeRequest[DataPreview]):
     train_path: str
     held_out_from: str | None = None
     """Training data of the run, if `train_path` is its evaluation data."""
+    more_paths: tuple[str, ...] = ()
+    """Paths of the further sources of training data."""
+    eval_path: str | None = None
+    """Evaluation data, if copies of its rows are left out of the training data."""
+    held_out: bool = False
+    """True for the rows that are held out of the training data."""
     whole: bool = True
     """True to tokenize all rows and keep the tokens for the run; False to read only the first
     rows."""

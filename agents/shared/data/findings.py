@@ -348,6 +348,15 @@ def describe_cut(
     )
 
 
+def describe_reading(reading: str, num_rows: int) -> tuple[DataFinding, ...]:
+    """Return the finding about how rows are read; empty: their format is set."""
+    count = max(1, num_rows)
+    found = DataFinding(
+        kind="recognized", column=reading, count=count, total=count, consequence="note"
+    )
+    return (found,) if reading else ()
+
+
 def say_finding(found: DataFinding) -> str:
     """Return a finding as a sentence without its full stop.
 
@@ -358,6 +367,8 @@ would be learned as good ones"
     >>> say_finding(describe_cut(1000, 770)[0])
     '77 % of the tokens (770 of 1,000) are behind sequence_tokens and are cut'
     """
+    if found.source:
+        return f"{found.source}: {say_finding(replace(found, source=''))}"
     count, total, share = f"{found.count:,}", f"{found.total:,}", show_share(found)
     if found.kind == "cut":
         worst = ""
@@ -367,6 +378,8 @@ would be learned as good ones"
             f"{share} of the tokens ({count} of {total}) are behind sequence_tokens and are "
             f"cut{worst}"
         )
+    if found.kind == "recognized":
+        return found.column
     if found.kind == "documents":
         unit = {"file": "a whole text file", "blank-line": "a paragraph", "line": "a line"}
         each = unit.get(found.column, "a text")
@@ -387,7 +400,7 @@ def hint_for(found: DataFinding) -> str:
         name = found.column
         return (
             f"Set data.columns: [input={name}, output={name}.answer], if 'answer' says which is "
-            "right"
+            f"right, or set data.ignore_columns: [{name}] to train on them anyway"
         )
     return kind.hint.format(column=found.column.removeprefix(MESSAGES))
 
@@ -409,7 +422,10 @@ def list_columns(found: Sequence[DataFinding]) -> str:
     ...     consequence="note")])
     "'id' (100 %)"
     """
-    said = [f"{show_name(one.column)} ({show_share(one)})" for one in found[:_LISTED]]
+    said = [
+        f"{show_name(one.column)} ({show_share(one)}{' of ' if one.source else ''}{one.source})"
+        for one in found[:_LISTED]
+    ]
     more = len(found) - _LISTED
     return ", ".join([*said, f"and {more} more"] if more > 0 else said)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from agents.contract.data import DataFinding, DataPreview, NamedRow
@@ -159,9 +160,13 @@ def count(job: PreviewJob, report: Report = lambda text: None) -> DataPreview:
         # The check of the model reports a tokenizer that is broken; rows can be read without it.
         with suppress(ExpectedError):
             tokenizer, plain = load_tokenizer(find_tokenizer(job.model_path))
+    is_train = job.held_out_from is None
+    source = job.spec.data.list_sources()[0]
+    data = job.spec.data.for_source(source) if is_train else job.spec.data
+    split = source.split if is_train else None
     return count_rows(
-        job.spec,
-        find_data(job.train_path, held_out_from=job.held_out_from),
+        replace(job.spec, data=data),
+        find_data(job.train_path, held_out_from=job.held_out_from, split=split),
         limit_s=job.count_s or 0.0,
         tokenizer=tokenizer,
         plain_template=plain,

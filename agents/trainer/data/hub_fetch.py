@@ -17,6 +17,7 @@ from agents.contract.model_files import choose_files
 from agents.contract.requests.hub import FetchData, FetchSnapshot
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError
+from agents.shared.data.splits import HELD_OUT
 from agents.trainer.data.hub_files import Report, Wanted, fetch_files, list_wanted
 from agents.trainer.data.hub_words import (
     CONVERTED,
@@ -26,7 +27,6 @@ from agents.trainer.data.hub_words import (
     explain_download,
     name_converted,
 )
-from agents.trainer.data.splits import HELD_OUT
 
 _HUB_TIMEOUT_S = 10.0
 

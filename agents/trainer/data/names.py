@@ -5,7 +5,7 @@ A node keeps what it is sent below names of its own, which say nothing to the us
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from agents.contract.run import AttemptIntent
@@ -14,7 +14,7 @@ from agents.errors import ExpectedError
 
 
 def names_of(
-    spec: RunSpec, *, model: str = "", train: str = "", held_out: str = ""
+    spec: RunSpec, *, model: str = "", train: str = "", more: Sequence[str] = (), held_out: str = ""
 ) -> dict[str, str]:
     """Return the run file's name of each place on this node.
 
@@ -22,9 +22,12 @@ def names_of(
         spec: the run.
         model: path of the model here; empty: not known.
         train: path of the training data here.
+        more: paths of the further sources of training data here.
         held_out: path of the evaluation data here.
     """
-    places = {model: spec.model, train: spec.data.train, held_out: spec.data.eval or ""}
+    places = {model: spec.model, train: spec.data.train, held_out: spec.data.eval_path or ""}
+    others = (source.path for source in spec.data.sources[1:])
+    places |= dict(zip(more, others, strict=False))
     return {place: name for place, name in places.items() if place and name}
 
 
@@ -34,6 +37,7 @@ def names_of_intent(intent: AttemptIntent) -> dict[str, str]:
         intent.spec,
         model=intent.model_path,
         train=intent.train_path,
+        more=intent.more_paths,
         held_out=intent.eval_path or "",
     )
 

@@ -22,19 +22,20 @@ from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, choose_format
 from agents.shared.data.encodings import NotUtf8, offer_encoding
-from agents.shared.data.files import KINDS, look_through
+from agents.shared.data.files import KINDS, kind_of, look_through
 from agents.shared.data.findings import (
     RowMeanings,
+    describe_reading,
     place_finding,
     refusals,
     say_refusal,
     sort_findings,
 )
 from agents.shared.data.offers import offer_mapping
-from agents.shared.data.reshape import ColumnMapping
+from agents.shared.data.reshape import ColumnMapping, explain_reading
+from agents.shared.data.splits import choose_named, choose_split
 from agents.trainer.data.conversations import ConversationRow, read_row, read_row_by_older_rules
 from agents.trainer.data.files import FileReading, read_file
-from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
 from agents.trainer.data.tokens import TEXT_RULES
 
@@ -49,6 +50,7 @@ class RefusedData(ExpectedError):
     def __init__(self, name: str, findings: Sequence[DataFinding]) -> None:
         message, hint = say_refusal(name, refusals(findings))
         super().__init__(f"{message}.", hint)
+        self.name = name
         self.findings = tuple(findings)
 
 
@@ -61,18 +63,21 @@ class DataFiles:
     paths: tuple[Path, ...]
 
 
-def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
+def find_files(path: Path, *, held_out: bool = False, split: str | None = None) -> DataFiles:
     """Return the file, or the data files in and below the folder, sorted by name.
 
     Args:
         path: file or folder.
         held_out: True selects the held-out files of a folder that also has training files. See
             `splits` for the distinction.
+        split: name of the split to select instead.
 
     Raises:
-        ExpectedError: the file is missing, or a folder has files of several kinds.
+        ExpectedError: the file or the split is missing, or a folder has files of several kinds.
     """
     found = list_files(path)
+    if split is not None:
+        return choose_split_files(str(path), path, found, split)
     # A folder may mix training and held-out files of one data set.
     if path.is_dir():
         train, other = (choose_split(path, found, held_out=side) for side in (False, True))
@@ -80,6 +85,22 @@ def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
             found = other if held_out else train
         return DataFiles(name=str(path), paths=require_one_kind(str(path), found))
     return DataFiles(name=str(path), paths=tuple(found))
+
+
+def choose_split_files(name: str, folder: Path, found: Sequence[Path], split: str) -> DataFiles:
+    """Return the files of a split by its name.
+
+    Raises:
+        ExpectedError: no file's name names the split, or its files are of several kinds.
+    """
+    chosen = choose_named(folder, found, split) if folder.is_dir() else []
+    if not chosen:
+        names = [path.relative_to(folder).as_posix() or path.name for path in found[:5]]
+        raise ExpectedError(
+            f"{name} has no split {split}; its files are {', '.join(names)}.",
+            "Name a split that is part of a file's name, or leave it out",
+        )
+    return DataFiles(name=name, paths=require_one_kind(name, chosen))
 
 
 def list_files(path: Path) -> list[Path]:
@@ -112,9 +133,10 @@ def require_one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
     """
     if not found:
         raise ExpectedError(
-            f"{name} holds no data file.", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet files"
+            f"{name} holds no data file.",
+            "Use .jsonl, .json, .csv, .tsv, .txt, .md, .html, .parquet or source code",
         )
-    kinds = Counter(KINDS[file.suffix.lower()] for file in found)
+    kinds = Counter(kind_of(file.name) for file in found)
     if len(kinds) > 1:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         raise ExpectedError(
@@ -170,6 +192,7 @@ class RowReader:
         )
         self._meanings = RowMeanings(data.ignore_columns)
         self._num_read = 0
+        self._reading_as = ""
         self._starts: list[int] = []
         self._names: list[str] = []
         self._reading = FileReading(
@@ -231,6 +254,7 @@ class RowReader:
                     kind="documents", column=unit, count=count, total=count, consequence="note"
                 )
             )
+        found += describe_reading(self._reading_as, self._tally.num_rows)
         return sort_findings((*found, *self._tally.find_notes(), *self._tally.find_cut()))
 
     def _place(self, found: DataFinding) -> DataFinding:
@@ -261,6 +285,8 @@ class RowReader:
             if self.format == "auto":
                 self.format = choose_format(value)
                 self._expect_format()
+                if isinstance(given, dict):
+                    self._reading_as = explain_reading(given, value, self.format)
                 self._meanings.add(whole, self.format, number)
             row = self._read_row(number, value, self.format)
         except ValueError as error:

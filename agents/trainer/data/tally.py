@@ -45,6 +45,10 @@ class Skipped:
         return f"{self.file}: {self.reason}" if self.file else self.reason
 
 
+class NoUsableRow(ExpectedError):
+    """Raised for data of which no row remains."""
+
+
 class FirstRows:
     """Keeps the first rows in order, although they arrive out of order.
 
@@ -177,12 +181,12 @@ class Tally:
             return
         hint = self.offer or "Give data with at least one row to learn from"
         if self.num_blank == self.num_skipped:
-            raise ExpectedError(f"{self.name} is empty.", hint)
+            raise NoUsableRow(f"{self.name} is empty.", hint)
         worst = first or self.named[0]
         which = f"all {self.num_skipped} were left out (the first, {_place(worst)}"
         if self.num_skipped == 1:
             which = f"its only one was left out ({_place(worst)}"
-        raise ExpectedError(f"{self.name} has no usable row: {which}: {worst.reason}).", hint)
+        raise NoUsableRow(f"{self.name} has no usable row: {which}: {worst.reason}).", hint)
 
 
 def _place(skipped: Skipped) -> str:

@@ -191,7 +191,7 @@ def origin_of(run: RunRecord, step: int) -> Origin:
     spec = run.spec
     return Origin(
         base=spec.model,
-        data=spec.data.train,
+        data=", ".join(source.path for source in spec.data.list_sources()),
         run_id=run.run_id,
         run_name=run.name,
         step=step,
@@ -213,11 +213,13 @@ async def _quantize(
     tell = _in_phase(work.progress, "prepare")
     agent = services.pool.agent(node)
     packages = await bring_packages(agent, work.python, request.to, tell, request.engine)
+    # Of several sources the first one calibrates.
+    data = work.run.spec.data.for_source(work.run.spec.data.list_sources()[0])
     train = TextSource(
         path=await send(services, node, inputs.train, tell, "the training data"),
-        format=work.run.spec.data.format,
+        format=data.format,
         objective=work.run.spec.objective,
-        columns=work.run.spec.data.columns,
+        columns=data.columns,
     )
     evaluation = None
     if inputs.eval is not None:

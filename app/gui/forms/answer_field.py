@@ -21,6 +21,7 @@ from app.events import NodeSnapshot
 from app.flows.new_run import Finding
 from app.flows.new_run_answers import ALL_NODES, NO, YES, split_names
 from app.gui.forms.gpu_chips import GpuChips
+from app.gui.forms.source_list import SourceList
 from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import Button, ElidedLabel, make_label, set_style_property, set_tooltip
 from app.gui.kit.theme import Theme
@@ -84,6 +85,8 @@ class AnswerField(QWidget):
                 bool(chosen) and not self.was_touched and set(chosen) == self._usable
             )
             return ALL_NODES if is_all else ", ".join(chosen)
+        if isinstance(self.input, SourceList):
+            return self.input.answer()
         if isinstance(self.input, QComboBox):
             return str(self.input.currentData())
         if isinstance(self.input, QCheckBox):
@@ -94,6 +97,8 @@ class AnswerField(QWidget):
     def set_answer(self, text: str) -> None:
         if self._is_nodes:
             self._set_nodes(text)
+        elif isinstance(self.input, SourceList):
+            self.input.set_answer(text)
         elif isinstance(self.input, QComboBox):
             if self.input.findData(text) < 0:  # run files allow values that the form does not offer
                 self.input.addItem(text, text)
@@ -189,6 +194,10 @@ class AnswerField(QWidget):
             return combo
         if self._is_nodes:
             return self._make_node_boxes()
+        if self.key.kind == "sources":
+            sources = SourceList(self._theme)
+            sources.edited.connect(self._touch)
+            return sources
         if self._is_tick:
             check = QCheckBox(self.key.about.label)
             check.setObjectName("tick")

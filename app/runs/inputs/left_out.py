@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from agents.contract.data import DataPreview
+from agents.contract.data import DataPreview, SourceSpec
 from agents.contract.requests.jobs import PreviewJob
 from agents.contract.spec import RunSpec
 from agents.shared.data.files import look_through
@@ -26,6 +28,9 @@ from app.progress import OnMessage, messages
 from app.runs.inputs.preview import Part, can_run_here, run_here
 from app.runs.inputs.run_inputs import Inputs, send
 from app.runs.services import Services
+
+if TYPE_CHECKING:
+    from app.runs.preflight import LaunchPlan
 
 COUNT_S = 30.0
 """Time in which the rows of one data set are counted, in seconds."""
@@ -52,60 +57,89 @@ async def count_left_out(
     Raises:
         UserError: the data is unusable, with file, row and reason.
     """
-    return tuple([await _count_here(services, spec, part, report) for part in _parts(spec)])
+    return tuple([await _count_here(services, one, report) for one in _list_data(spec)])
 
 
 async def count_before_sending(
-    services: Services, spec: RunSpec, inputs: Inputs, node: str, python: str, report: OnMessage
+    services: Services, spec: RunSpec, inputs: Inputs, plan: LaunchPlan, report: OnMessage
 ) -> tuple[DataCount, ...]:
-    """Return all counts; `node` reads what this PC cannot.
+    """Return all counts; the first node reads what this PC cannot.
 
     Args:
         services: stores and nodes.
         spec: run to start.
         inputs: its model and data.
-        node: a node of the run.
-        python: its interpreter with the training packages.
+        plan: checked nodes.
         report: callback with the progress.
 
     Raises:
         UserError: the data is unusable, or the node cannot be reached.
     """
     counts = []
-    for part in _parts(spec):
-        count = await _count_here(services, spec, part, report)
+    node = plan.nodes[0]
+    for one in _list_data(spec):
+        count = await _count_here(services, one, report)
         if count.found is None:
             report(f"{node} reads {count.name}")
-            found = await _count_there(services, spec, part, inputs, node, python, report)
-            count = DataCount(part=part, name=count.name, found=found)
+            found = await _count_there(services, one, inputs, node, plan.pythons[node], report)
+            count = DataCount(part=one.part, name=count.name, found=found)
         counts.append(count)
     return tuple(counts)
 
 
-def refuse_losses(counts: tuple[DataCount, ...]) -> None:
-    """Refuse a start without many of the rows or tokens.
+def settle_losses(counts: Sequence[DataCount], report: OnMessage, *, accepts: bool) -> None:
+    """Say what is left out, and refuse a start without many of the rows or tokens.
+
+    Args:
+        counts: counts of the run's data.
+        report: callback with a sentence on each.
+        accepts: the user has accepted the loss.
 
     Raises:
         LeftOutRows: more is left out than a run leaves out unasked.
     """
     for one in counts:
-        if one.found is not None and one.found.loses_much:
-            said, hint = say_count(one.name, one.found), hint_for_losses(one.found)
-            raise LeftOutRows(said, hint, offer_start(one.found))
+        if one.found is None:
+            continue
+        said = say_count(one.name, one.found)
+        report(said)
+        if one.found.loses_much and not accepts:
+            raise LeftOutRows(said, hint_for_losses(one.found), offer_start(one.found))
 
 
-def _parts(spec: RunSpec) -> tuple[Part, ...]:
-    return ("train",) if spec.data.eval is None else ("train", "eval")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Data:
+    """One source of training data, or evaluation data with files of its own."""
+
+    part: Part
+    place: int
+    """Index of the source."""
+    name: str
+    spec: RunSpec
+    """Run with the settings of this data alone."""
+
+    @property
+    def held_out_from(self) -> str | None:
+        return None if self.part == "train" else self.spec.data.train
 
 
-def _name_of(spec: RunSpec, part: Part) -> str:
-    return spec.data.train if part == "train" else spec.data.eval or ""
+def _list_data(spec: RunSpec) -> tuple[_Data, ...]:
+    """Return all data of a run; held-out rows are counted with the training data."""
+    found = []
+    for place, source in enumerate(spec.data.list_sources()):
+        data = spec.data.for_source(source)
+        if source.split is not None:
+            data = replace(data, sources=(SourceSpec(path=source.path, split=source.split),))
+        one = replace(spec, data=data)
+        found.append(_Data(part="train", place=place, name=source.path, spec=one))
+    if name := spec.data.eval_path:
+        one = replace(spec, data=replace(spec.data, sources=()))
+        found.append(_Data(part="eval", place=0, name=name, spec=one))
+    return tuple(found)
 
 
-async def _count_here(
-    services: Services, spec: RunSpec, part: Part, report: OnMessage
-) -> DataCount:
-    name = _name_of(spec, part)
+async def _count_here(services: Services, data: _Data, report: OnMessage) -> DataCount:
+    spec, part, name = data.spec, data.part, data.name
     await asyncio.to_thread(require_data, name, f"data.{part}")
     path = await asyncio.to_thread(_find_readable, name)
     shown = name if is_hub_data(name) and path is None else Path(name).name
@@ -118,7 +152,7 @@ async def _count_here(
         spec=spec,
         model_path=str(folder) if has_tokenizer and can_run_here() else "",
         train_path=str(path),
-        held_out_from=None if part == "train" else spec.data.train,
+        held_out_from=data.held_out_from,
         whole=False,
         count_s=COUNT_S,
     )
@@ -137,19 +171,14 @@ def _find_readable(name: str) -> Path | None:
 
 
 async def _count_there(
-    services: Services,
-    spec: RunSpec,
-    part: Part,
-    inputs: Inputs,
-    node: str,
-    python: str,
-    report: OnMessage,
+    services: Services, data: _Data, inputs: Inputs, node: str, python: str, report: OnMessage
 ) -> DataPreview:
     # Late: lists of runs find no tokenizer.
     from app.library.models import find_tokenizer
 
-    data = inputs.train if part == "train" else inputs.eval
-    assert data is not None
+    spec = data.spec
+    sent = (inputs.train, *inputs.more)[data.place] if data.part == "train" else inputs.eval
+    assert sent is not None
     tokenizer = await asyncio.to_thread(
         find_tokenizer, spec.model, services.hashes, services.models
     )
@@ -159,13 +188,13 @@ async def _count_there(
         model_path=await send(
             services, node, tokenizer, report, "the model's tokenizer", is_model=True
         ),
-        train_path=await send(services, node, data, report, "the data"),
-        held_out_from=None if part == "train" else spec.data.train,
+        train_path=await send(services, node, sent, report, "the data"),
+        held_out_from=data.held_out_from,
         whole=False,
         count_s=COUNT_S,
     )
     found = await services.pool.agent(node).ask(job, messages(report))
     if refused := refusals(found.findings):
-        message, hint = say_refusal(_name_of(spec, part), refused)
+        message, hint = say_refusal(data.name, refused)
         raise UserError(message, f"{hint}. Nothing was started.")
     return found

@@ -31,7 +31,6 @@ from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, RunStopped, UserError
 from app.filelock import locked
 from app.nodes.credential import make_credential
-from app.presentation.left_out_text import say_count
 from app.progress import OnMessage
 from app.provisioning.checks.variables import (
     agreed_variables,
@@ -100,15 +99,8 @@ async def start_run(
     spec = replace(spec, nodes=chosen or spec.nodes)
     for text in (*_describe_choice(plan), *_advise(services, spec, plan)):
         report(text)
-    node = plan.nodes[0]
-    counts = await left_out.count_before_sending(
-        services, spec, inputs, node, plan.pythons[node], report
-    )
-    for one in counts:
-        if one.found is not None:
-            report(say_count(one.name, one.found))
-    if not accept_left_out:
-        left_out.refuse_losses(counts)
+    counts = await left_out.count_before_sending(services, spec, inputs, plan, report)
+    left_out.settle_losses(counts, report, accepts=accept_left_out)
     run = RunRecord(
         run_id=make_run_id(),
         name=spec.name,
@@ -348,6 +340,7 @@ def _intent(
         interface=plan.endpoints[node].interface,
         model_path=inputs.model,
         train_path=inputs.train,
+        more_paths=inputs.more,
         eval_path=inputs.eval,
         shared=inputs.shared,
         resume_step=resume_step,
