@@ -240,6 +240,11 @@ def _check_nodes(
     if answers["nodes"] == new_run_answers.ALL_NODES:
         if not usable_nodes(nodes):
             return Finding(severity="error", text="No node is online.")
+        # A PC that is off is left out; one that refuses the connection wants the user's decision.
+        refusing = [one.name for one in nodes if one.state not in ("online", "unreachable")]
+        if refusing:
+            text = f"{show_list(refusing)} cannot be reached now: untick it, or repair it first."
+            return Finding(severity="error", text=text)
         lost = [node.name for node in nodes if node.state != "online"]
         if lost:
             it = "it" if len(lost) == 1 else "them"

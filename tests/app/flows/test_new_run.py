@@ -140,6 +140,15 @@ def test_nodes_that_cannot_start_are_named(nodes, answer, words):
     assert result.spec is None
 
 
+def test_a_run_on_all_nodes_starts_without_a_pc_that_is_off():
+    nodes = (node("alpha"), node("beta", "unreachable"))
+    result = review(GOOD | {"nodes": "all"}, nodes)
+    assert result.findings["nodes"].severity == "warning"
+    assert "the run starts without it" in result.findings["nodes"].text
+    assert result.spec is not None
+    assert review(GOOD | {"nodes": "alpha, beta"}, nodes).spec is None
+
+
 def test_a_lost_node_that_is_not_chosen_does_not_matter():
     nodes = (node("alpha"), node("beta", "refused"))
     assert review(GOOD | {"nodes": "alpha"}, nodes).spec.nodes == ("alpha",)
