@@ -43,6 +43,7 @@ the longest example has 32'), ('left out', 'row 2: the line is empty')]
 
 _SAID = {
     "documents": "documents",
+    "recognized": "recognized",
     **dict.fromkeys(("unended", "continued", "empty_thought", "own_thought"), "template"),
 }
 """Captions of findings that leave nothing out, and are said in a sentence."""
