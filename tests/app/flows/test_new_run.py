@@ -243,6 +243,7 @@ OTHER = {
         ),
         shuffle=False,
         deduplicate="exact",
+        encoding="cp1252",
     ),
     "objective": "dpo",
     "dpo_beta": 0.01,
@@ -438,7 +439,7 @@ def test_a_draft_of_an_earlier_version_is_taken_up():
     found = take_up({name: f"typed {name}" for name in EARLIER_NAMES}, USUAL)
     assert found["adapter.kind"] == "typed adapter"
     later = ("data.columns", "data.rendered", "data.documents", "data.long_text")
-    later += ("data.sources", "data.shuffle", "data.deduplicate")
+    later += ("data.sources", "data.shuffle", "data.deduplicate", "data.encoding")
     typed = [value for name, value in found.items() if name not in later]
     assert sorted(typed) == sorted(f"typed {name}" for name in EARLIER_NAMES)
 
