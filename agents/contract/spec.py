@@ -183,7 +183,8 @@ class DataSpec:
             details="Names are `messages`, `instruction`, `input`, `output`, `system`, `text`, "
             "`tools`, `chosen`, `rejected`; `roles.user=customer` names a role of messages. Also a "
             "mapping: `{instruction: question, roles: {user: customer}}`. A field of a column is "
-            "`translation.en`.",
+            "`translation.en`. `candidates` with `score`, `rank` or `best` makes pairs, and `good` "
+            "keeps good rows: [Which data for what](which-data.md#with-a-mapping).",
             placeholder="recognized",
             is_wide=True,
             is_later=True,

@@ -201,13 +201,15 @@ def find_devices(
 ) -> tuple[str, ...]:
     """Return the device of each rank, such as `cuda:0`; empty while not known."""
     facts: dict[str, NodeFacts] = {}
+    is_all = answers["nodes"] == new_run_answers.ALL_NODES
     for node in chosen_nodes(answers, nodes):
+        if is_all and node.state not in ("online", "connecting"):
+            continue  # a start does without it
         # Without its facts the number of its ranks is unknown, and so is the total.
         if node.facts is None:
             return ()
         facts[node.name] = node.facts
     entries = new_run_answers.split_names(answers["nodes"])
-    is_all = answers["nodes"] == new_run_answers.ALL_NODES
     ranks = keep_listed(place_ranks(facts), "all" if is_all else entries)
     if find_mode(answers["parallel"]).uses_one_gpu:
         ranks = ranks[:1]  # any: how many there are is what matters
@@ -244,13 +246,15 @@ def _check_nodes(
             return Finding(severity="error", text="No node is online.")
         lost = [node.name for node in nodes if node.state != "online"]
         if lost:
-            text = f"{show_list(lost)} cannot be reached now, and 'all' needs every node."
-            return Finding(severity="error", text=text)
+            it = "it" if len(lost) == 1 else "them"
+            text = f"{show_list(lost)} cannot be reached now: the run starts without {it}."
+            return Finding(severity="warning", text=text)
         return None
     chosen = new_run_answers.split_names(answers["nodes"])
     if not chosen:
         return Finding(severity="error", text="Choose at least one node.")
     states = {node.name: node.state for node in nodes}
+    chosen = list_named(chosen)
     unknown = [name for name in chosen if name not in states]
     if unknown:
         return Finding(severity="error", text=f"No node is named {show_list(unknown)}.")

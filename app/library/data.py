@@ -33,6 +33,7 @@ from agents.shared.data.files import (
     look_through,
     open_text,
     read_lines,
+    read_page,
 )
 from agents.shared.data.offers import offer_mapping
 from agents.shared.data.splits import choose_named
@@ -222,7 +223,8 @@ def _list_folder(folder: Path) -> tuple[Path, ...]:
             raise UserError(f"{path} {private}, so {folder} is not sent", HINT)
     if not found.data:
         raise UserError(
-            f"{folder} holds no data file", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet."
+            f"{folder} holds no data file",
+            "Use .jsonl, .json, .csv, .tsv, .txt, .md, .html, .parquet or source code.",
         )
     return found.data
 
@@ -305,8 +307,8 @@ def _count_text_rows(path: Path, kind: str, count: _RowCount) -> None:
         lines = read_lines(path, file, ends)
         if kind == "csv":
             _check_table(path, lines, count)
-        elif kind == "text":
-            _check_text(path, lines, count)
+        elif kind in ("text", "html"):
+            _check_text(path, lines if kind == "text" else read_page(path, file), count)
         elif kind == "jsonl" or _has_row_per_line(path, encoding):
             _check_json_lines(path, lines, count)
         elif path.stat().st_size > _LARGE_JSON_BYTES:

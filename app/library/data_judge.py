@@ -18,7 +18,7 @@ from agents.contract.spec import DataSpec
 from agents.shared.data import findings
 from agents.shared.data.columns import choose_format
 from agents.shared.data.offers import offer_mapping
-from agents.shared.data.reshape import ColumnMapping, unfold
+from agents.shared.data.reshape import ColumnMapping, explain_reading, unfold
 from app.errors import UserError
 
 # Limit of row numbers in a file; a place is file index times this plus row number.
@@ -45,7 +45,7 @@ class RowJudge:
         self._number = 0
         self._may_wrap = False
         self._held: list[dict[str, Any]] = []
-        self._misfit = self._offer = ""
+        self._misfit = self._offer = self._reading = ""
 
     def begin(self, path: Path, *, may_wrap: bool = True) -> None:
         """Begin the next file; its only object may be a wrapper if `may_wrap`."""
@@ -94,9 +94,10 @@ class RowJudge:
     def _judge_shaped(self, row: dict[str, Any], given: Any) -> None:
         if self._format == "auto":
             try:
-                self._format = choose_format(
-                    {key: value for key, value in row.items() if key not in self._ignored}
-                )
+                kept = {key: value for key, value in row.items() if key not in self._ignored}
+                self._format = choose_format(kept)
+                if isinstance(given, dict):
+                    self._reading = explain_reading(given, kept, self._format)
             except ValueError as error:
                 self._misfit = self._misfit or f"row {self._number}: {error}"
                 self._offer = self._offer or offer_mapping(given)
@@ -112,7 +113,8 @@ class RowJudge:
     def find(self) -> tuple[DataFinding, ...]:
         """Return the findings, the gravest first."""
         self._release()
-        return tuple(self._place(one) for one in self._meanings.find())
+        found = tuple(self._place(one) for one in self._meanings.find())
+        return (*found, *findings.describe_reading(self._reading, self._number))
 
     def _place(self, found: DataFinding) -> DataFinding:
         if found.row is None:

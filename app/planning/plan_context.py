@@ -263,11 +263,13 @@ def meets_demand(spec: RunSpec, cluster: Cluster, places: Collection[tuple[str, 
         cluster: nodes that the spec names.
         places: node and device of each GPU that takes part.
     """
+    gpus = [gpu for node in cluster.nodes for gpu in node.gpus]
     every = {(node.name, gpu.device) for node in cluster.nodes for gpu in node.gpus}
-    if spec.shares is not None or (
-        # The speed of a CPU is hardly known, so none is left out for its forecast.
-        spec.nodes == "all" and all(device == "cpu" for _, device in every)
-    ):
+    # The speed of a CPU is hardly known before it is measured: none is left out for a guess.
+    are_guessed = all(gpu.device == "cpu" for gpu in gpus) and any(
+        gpu.calibration is None for gpu in gpus
+    )
+    if spec.shares is not None or (spec.nodes == "all" and are_guessed):
         return every <= set(places)
     if spec.nodes == "all":
         return True

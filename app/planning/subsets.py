@@ -26,7 +26,9 @@ number of GPUs; None: it cannot take part."""
 # Number of teams up to which all are bounded; with more, the fastest GPUs and their neighbours.
 _MAX_TEAMS = 1100
 # Number of GPUs up to which every team that may win is computed, and the limit beyond.
-_EXHAUSTIVE_GPUS, _MAX_COMPUTED = 6, 16
+_EXHAUSTIVE_GPUS, _MAX_COMPUTED = 6, 24
+# Number of PCs up to which the ring of every team is searched.
+_EXACT_RINGS = 7
 # A forecast may be this much below the estimate of its team, as a share.
 _SLACK = 0.02
 
@@ -108,6 +110,10 @@ def _find_bound(case: Case, names: list[str]) -> tuple[str, str]:
     """Return a link that is at least as fast as the slowest one of the best ring."""
     if case.orders.is_uniform or len(names) < 3:
         return names[0], names[1]
+    if len(case.cluster.nodes) <= _EXACT_RINGS:
+        ring = case.orders.ring(frozenset(names))[0]
+        pairs = zip(ring, (*ring[1:], ring[0]), strict=True)
+        return max(pairs, key=lambda pair: link_s(case.cluster, *pair))
     # Each PC has two neighbours in a ring, so its second best link bounds the ring.
     bounds = []
     for name in names:

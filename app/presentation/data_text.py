@@ -106,6 +106,7 @@ def _of_one(what: str, count: int) -> str:
 
 _SAID = {
     "documents": "documents",
+    "recognized": "recognized",
     **dict.fromkeys(("unended", "continued", "empty_thought", "own_thought"), "template"),
 }
 """Captions of findings that leave nothing out, and are said in a sentence."""

@@ -91,6 +91,7 @@ from tests.fakes.exports import make_export_plan
 from tests.fakes.hub_items import hub_fits, hub_items
 from tests.fakes.plans import make_comparison, make_plan_of_all
 from tests.fakes.repairs import FakeRepairs
+from tests.fakes.rows import FakeData
 from tests.fakes.storage import FakeStorage
 
 GIB = 1024**3
@@ -1093,8 +1094,9 @@ class FakeCore:
         self.repairs = FakeRepairs(lambda: NOW_S)
         self.storage = FakeStorage(self.calls)
         self.chats = FakeChats(self.calls)
+        self.data = FakeData(calls=self.calls)
         own = [fake(self) for fake in (FakeNodes, FakeRuns, FakeArtifacts, FakeLibrary, FakeHub)]
-        for fake in (*own, self.repairs, self.storage, self.chats):
+        for fake in (*own, self.repairs, self.storage, self.chats, self.data):
             self.answers |= answers_of(fake)
 
     async def do(self, action: Action[Result], report: Report | None = None) -> Result:

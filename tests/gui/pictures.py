@@ -328,6 +328,27 @@ def _data(stage: Stage) -> QWidget:
     return window
 
 
+DATA_SPEC = RunSpec(model="/models/Llama-3.2-1B", data=DataSpec(train="/data/support-chats"))
+
+
+def _rows(tab: int, state: str = "all") -> Callable[[Stage], QWidget]:
+    def show(stage: Stage) -> QWidget:
+        stage.window.open_data(DATA_SPEC)
+        page = stage.window.data_page()
+        page.which.setCurrentIndex(page.which.findData(state))
+        page.tabs.setCurrentIndex(tab)
+        stage.wait_for(lambda: page.row.learned.toPlainText() != "" and bool(page.rows.rows()))
+        stage.wait_for(lambda: bool(page.columns.boxes))
+        return stage.window
+
+    return show
+
+
+def _no_rows(stage: Stage) -> QWidget:
+    stage.window.go_to("data")
+    return stage.window
+
+
 ENGINE_LINES: tuple[tuple[int, dict[str, Any]], ...] = (
     (1, {"kind": "setting", "compiled": True, "micro_tokens": 4096, "num_layers": 32,
          "num_recomputed": 3, "is_repeating": True, "believed_tokens_per_s": 31620.0,
@@ -851,6 +872,11 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "run-stages": _stages,
     "run-profiled": _profiled,
     "run-interrupted": _interrupted,
+    "data": _rows(0),
+    "data-numbers": _rows(1),
+    "data-columns": _rows(2),
+    "data-left-out": _rows(0, "left_out"),
+    "data-empty": _no_rows,
     "new-run": _new_run,
     "new-run-problems": _new_run_problems,
     "new-run-advanced-1": _new_run_advanced(0.52),

@@ -51,8 +51,9 @@ def choose_format(value: Any) -> str:
         return "chat" if isinstance(value[asked], (list, dict)) else "alpaca"
     if "text" in keys:
         return "text"
-    if "input_ids" in keys:
-        raise ValueError("the row is tokenized already ('input_ids'); only texts are trained")
+    tokens = first_of(keys, ("input_ids", "prompt_ids", "prompt_input_ids"))
+    if tokens:
+        raise ValueError(f"the row is tokenized already ('{tokens}'); only texts are trained")
     raise ValueError(f"the row has the keys {quote_keys(keys)}, but {_SHAPES}")
 
 

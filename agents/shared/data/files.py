@@ -8,20 +8,29 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from agents.shared.data.encodings import guess_utf16, offer_encoding
+from agents.shared.data.html_text import read_html
 from agents.shared.files.folder_files import open_regular, walk_own
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"}
 KINDS |= {".txt": "text", ".text": "text", ".md": "text", ".parquet": "parquet"}
 """Kind of a file by its suffix; it determines how the file is split into rows."""
 UTF_8 = "utf-8"
-_NAMED = "Use .jsonl, .json, .csv, .tsv, .txt or .parquet"
+_CODE = (
+    ".py .pyi .c .h .cc .cpp .cxx .hpp .java .js .jsx .ts .tsx .go .rs .rb .php .cs .swift .kt"
+    " .scala .sh .bash .sql .lua .pl .r .jl .hs .ml .ex .erl .clj .dart .zig .vue .css .tex .rst"
+)
+OTHERS = {**dict.fromkeys(_CODE.split(), "text"), ".html": "html", ".htm": "html"}
+"""The same for source code and web pages, which are documents where a folder has no other data."""
+_NAMED = "Use .jsonl, .json, .csv, .tsv, .txt, .md, .html, .parquet or source code"
+MAX_PAGE_CHARS = 1 << 25
+"""Maximum length of a web page, which is held in memory, in characters."""
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\xfd7zXZ": "xz"}
 _PACKED |= {b"BZh91AY&SY": "bzip2"}
 """First bytes of compressed files."""
@@ -96,11 +105,36 @@ def look_through(folder: Path) -> FolderFiles:
         ForeignFile: one of them is not an ordinary file, or a link leads out of the folder.
         OSError: a part of it cannot be read.
     """
-    files = sorted(walk_own(folder, lambda name: may_be_data(name) or _may_be_packed(name)))
-    return FolderFiles(
-        data=tuple(path for path in files if may_be_data(path.name)),
-        packed=next(filter(_is_packed, files), None),
-    )
+    files = sorted(walk_own(folder, lambda name: kind_of(name) != "" or _may_be_packed(name)))
+    packed = next(filter(_is_packed, files), None)
+    return FolderFiles(data=tuple(choose_data(files)), packed=packed)
+
+
+def choose_data(files: Sequence[Path]) -> list[Path]:
+    """Return the files of a folder that hold rows, of all that may, judged by their names.
+
+    >>> [path.name for path in choose_data([Path("a.md"), Path("README.md"), Path("load.py")])]
+    ['a.md', 'README.md']
+    >>> [path.name for path in choose_data([Path("README.md"), Path("main.py")])]
+    ['main.py']
+    """
+    data = [path for path in files if may_be_data(path.name)]
+    # In a folder of Markdown, a README.md is one of its documents, not the card of a data set.
+    if data and {path.suffix.lower() for path in data} == {".md"}:
+        data = [path for path in files if path.suffix.lower() == ".md"]
+    if not data:
+        data = [path for path in files if path.suffix.lower() in OTHERS]
+    return data
+
+
+def kind_of(name: str) -> str:
+    """Return how a file of a name is split into rows; empty: no kind that Rackless reads.
+
+    >>> kind_of("rows.JSONL"), kind_of("main.py"), kind_of("a.png")
+    ('jsonl', 'text', '')
+    """
+    suffix = Path(name).suffix.lower()
+    return KINDS.get(suffix) or OTHERS.get(suffix, "")
 
 
 def _may_be_packed(name: str) -> bool:
@@ -136,7 +170,7 @@ def find_kind(path: Path, encoding: str = UTF_8) -> str:
     with open_regular(path) as file:
         start = file.read(_START_BYTES)
     suffix = path.suffix.lower()
-    kind = KINDS.get(suffix)
+    kind = KINDS.get(suffix) or OTHERS.get(suffix)
     # First of all: no other message may suggest sending this file.
     if _PRIVATE_KEY.match(start):
         raise UnreadableData(
@@ -181,6 +215,20 @@ def find_line_end(path: Path, kind: str) -> str:
     with open_regular(path) as file:
         start = file.read(_LINE_END_BYTES)
     return "" if b"\r" in start and b"\n" not in start else "\n"
+
+
+def read_page(path: Path, file: TextIO) -> list[str]:
+    """Return the lines of the text of a web page.
+
+    Raises:
+        UnreadableData: it is longer than `MAX_PAGE_CHARS`.
+    """
+    page = file.read(MAX_PAGE_CHARS + 1)
+    if len(page) > MAX_PAGE_CHARS:
+        raise UnreadableData(
+            f"{path} is longer than {MAX_PAGE_CHARS:,} characters", "Divide it into several pages"
+        )
+    return read_html(page).splitlines(keepends=True)
 
 
 def read_lines(path: Path, file: TextIO, ends: str) -> Iterator[str | None]:

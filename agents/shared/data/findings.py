@@ -348,6 +348,15 @@ def describe_cut(
     )
 
 
+def describe_reading(reading: str, num_rows: int) -> tuple[DataFinding, ...]:
+    """Return the finding about how rows are read; empty: their format is set."""
+    count = max(1, num_rows)
+    found = DataFinding(
+        kind="recognized", column=reading, count=count, total=count, consequence="note"
+    )
+    return (found,) if reading else ()
+
+
 def say_finding(found: DataFinding) -> str:
     """Return a finding as a sentence without its full stop.
 
@@ -369,6 +378,8 @@ would be learned as good ones"
             f"{share} of the tokens ({count} of {total}) are behind sequence_tokens and are "
             f"cut{worst}"
         )
+    if found.kind == "recognized":
+        return found.column
     if found.kind == "documents":
         unit = {"file": "a whole text file", "blank-line": "a paragraph", "line": "a line"}
         each = unit.get(found.column, "a text")
@@ -389,7 +400,7 @@ def hint_for(found: DataFinding) -> str:
         name = found.column
         return (
             f"Set data.columns: [input={name}, output={name}.answer], if 'answer' says which is "
-            "right"
+            f"right, or set data.ignore_columns: [{name}] to train on them anyway"
         )
     return kind.hint.format(column=found.column.removeprefix(MESSAGES))
 

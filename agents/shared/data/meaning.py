@@ -145,6 +145,7 @@ KINDS = (
                "Use the model's own tokenizer, or enlarge its embeddings first"),
     ColumnKind("cut", "", "Raise sequence_tokens, or divide long rows into shorter ones"),
     ColumnKind("documents", "", ""),
+    ColumnKind("recognized", "", "", otherwise="note"),
     ColumnKind("rendered", "stands in the texts, which a chat template has written already",
                "Set data.rendered: yes to learn the texts as written, with their answers alone"),
     ColumnKind("ignored", "is left out, as data.ignore_columns asks", ""),

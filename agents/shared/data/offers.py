@@ -18,17 +18,17 @@ _USUAL = {
     "instruction": (
         *QUESTION_KEYS, "input", "inputs", "query", "user", "human", "source", "article",
         "document", "dialogue", "dialog", "message_1", "problem", "goal", "sql_prompt", "ctx",
-        "src", "en",
+        "src", "en", "q",
     ),
     "output": (
         "output", "response", "completion", "target", "targets", "assistant", "bot", "gpt",
         "summary", "highlights", "message_2", "solution", "answer", "canonical_solution",
         "best_answer", "generation", "sql", "code", "label_text", "answers", "reply", "tgt", "de",
-        "fr", "es", "zh",
+        "fr", "es", "zh", "a",
     ),
     "text": ("content", "document", "body", "article", "markdown", "code", "page_content", "raw"),
-    "chosen": ("better", "best", "good", "chosen_answer", "response_j", "preferred_output"),
-    "rejected": ("worse", "worst", "bad", "rejected_answer", "response_k", "non_preferred_output"),
+    "chosen": ("better", "best", "good", "chosen_answer", "response_chosen", "response_j"),
+    "rejected": ("worse", "worst", "bad", "rejected_answer", "response_rejected", "response_k"),
     "system": ("system_prompt", "systemprompt", "sys", "meta_instruction"),
     "input": ("context", "passage", "sql_context", "paragraph"),
 }  # fmt: skip
@@ -133,7 +133,8 @@ def _could_be_turns(name: str, value: Any) -> bool:
     if not isinstance(turns, list) or len(turns) < 2:
         return False
     if all(isinstance(turn, str) for turn in turns):
-        return name.lower() in _TURNS
+        # With an odd number, the first may be a system prompt.
+        return name.lower() in _TURNS and len(turns) % 2 == 0
     return shape_turns(turns, is_mapped=True) is not None
 
 

@@ -23,10 +23,13 @@ from agents.shared.data.columns import (
     CONVERSATION_KEYS,
     KNOWN_KEYS,
     QUESTION_KEYS,
+    TOOL_KEYS,
     find_rows_inside,
     first_of,
+    quote,
+    used_columns,
 )
-from agents.shared.data.meaning import judge_verdict
+from agents.shared.data.meaning import find_kind, is_about, judge_verdict, shape_of
 from agents.shared.data.rankings import rank_answers
 
 _SIDES = (
@@ -91,7 +94,11 @@ class ColumnMapping:
             return row
         shaped = self._rename(row) if self.columns else dict(row)
         if "candidates" in self._rated.values():
-            shaped["chosen"], shaped["rejected"] = rank_answers(row, self._rated)
+            best, worst = rank_answers(row, self._rated)
+            # Other columns about the answers have been weighed by the one that the user names.
+            rated = [key for key in shaped if find_kind(str(key)).kind in ("verdict", "score")]
+            shaped = {key: value for key, value in shaped.items() if key not in rated}
+            shaped |= {"chosen": best, "rejected": worst}
         _drop_nothing(shaped)
         _find_sides(shaped)
         self._find_messages(shaped)
@@ -331,6 +338,32 @@ def _read_transcript(text: Any) -> list[dict[str, str]] | None:
     return [{"role": roles[name], "content": said.strip()} for name, said in turns]
 
 
+def explain_reading(given: Mapping[Any, Any], shaped: Mapping[Any, Any], data_format: str) -> str:
+    """Return why a row is taken for one of a format, and what makes that uncertain; empty: its
+    columns have the names of the format.
+
+    >>> row = {"question": "Why?", "answer": "So.", "draft": "Let me think about it."}
+    >>> explain_reading(row, row, "alpaca")
+    "alpaca rows, by 'question' and 'answer'; not certain, since 'draft' holds text, too"
+    >>> explain_reading({"items": []}, {"messages": []}, "chat")
+    "chat rows, by 'items'"
+    """
+    used = used_columns(shaped.keys(), data_format) - TOOL_KEYS
+    names = [key for key in given if key in used or key not in shaped]
+    others = [
+        key
+        for key, value in given.items()
+        if key in shaped and isinstance(key, str) and key not in KNOWN_KEYS
+        and shape_of(value) == "text" and find_kind(key).kind == "unknown" and not is_about(key)
+    ]  # fmt: skip
+    said = " and ".join(map(quote, names)) if names else "their shape"
+    if others and data_format in ("alpaca", "text"):
+        said += f"; not certain, since {quote(others[0])} holds text, too"
+    elif KNOWN_KEYS.issuperset(names):
+        return ""
+    return f"{data_format} rows, by {said}"
+
+
 def find_turns(value: Any) -> Any:
     """Return a list, or the list that a text of JSON holds, as tables write it; else None."""
     if isinstance(value, str) and value.lstrip().startswith("["):
@@ -344,7 +377,9 @@ def find_turns(value: Any) -> Any:
 def _find_keyed(value: dict[Any, Any]) -> list[Any] | None:
     """Return the rows of an object that has each under a key of its own, or None."""
     rows = list(value.values())
-    is_keyed = len(rows) >= _MIN_KEYED and all(isinstance(row, dict) for row in rows)
+    # A column's name says that the object is a row itself.
+    is_keyed = len(rows) >= _MIN_KEYED and KNOWN_KEYS.isdisjoint(value)
+    is_keyed = is_keyed and all(isinstance(row, dict) for row in rows)
     return rows if is_keyed and all(KNOWN_KEYS & row.keys() for row in rows) else None
 
 

@@ -59,8 +59,8 @@ _SOURCES = (
     "tool_turns",
 )
 _SHARED_SOURCES = (
-    *("columns", "encodings", "files", "findings", "meaning", "offers", "rankings", "rendered"),
-    "reshape",
+    *("columns", "encodings", "files", "findings", "html_text", "meaning", "offers"),
+    *("rankings", "rendered", "reshape"),
 )
 
 

@@ -14,7 +14,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -35,6 +35,7 @@ from agents.shared.data.files import (
     find_line_end,
     open_text,
     read_lines,
+    read_page,
 )
 from agents.shared.data.reshape import unfold
 from agents.trainer.data.parquet_reader import UnreadColumn, read_parquet
@@ -90,8 +91,9 @@ def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
                 yield from _read_json_lines(read_lines(path, file, ends))
             elif kind == "json":
                 yield from _read_json(path, file, reading)
-            elif kind == "text":
-                for row in _read_text(read_lines(path, file, ends), reading.documents):
+            elif kind in ("text", "html"):
+                lines = read_lines(path, file, ends) if kind == "text" else read_page(path, file)
+                for row in _read_text(lines, reading.documents):
                     reading.num_documents += row[1] is not None
                     yield row
         if kind == "csv":
@@ -130,7 +132,7 @@ def _explaining_errors(path: Path) -> Iterator[None]:
         raise explain_os_error(error, f"reading {path}") from error
 
 
-def _read_text(lines: Iterator[str | None], documents: Documents) -> Iterator[Raw]:
+def _read_text(lines: Iterable[str | None], documents: Documents) -> Iterator[Raw]:
     """Yield each document with the number of its first line."""
     kept: list[str] = []
     num_chars = 0

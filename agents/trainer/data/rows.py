@@ -22,16 +22,17 @@ from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, choose_format
 from agents.shared.data.encodings import NotUtf8, offer_encoding
-from agents.shared.data.files import KINDS, look_through
+from agents.shared.data.files import KINDS, kind_of, look_through
 from agents.shared.data.findings import (
     RowMeanings,
+    describe_reading,
     place_finding,
     refusals,
     say_refusal,
     sort_findings,
 )
 from agents.shared.data.offers import offer_mapping
-from agents.shared.data.reshape import ColumnMapping
+from agents.shared.data.reshape import ColumnMapping, explain_reading
 from agents.shared.data.splits import choose_named, choose_split
 from agents.trainer.data.conversations import ConversationRow, read_row, read_row_by_older_rules
 from agents.trainer.data.files import FileReading, read_file
@@ -132,9 +133,10 @@ def require_one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
     """
     if not found:
         raise ExpectedError(
-            f"{name} holds no data file.", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet files"
+            f"{name} holds no data file.",
+            "Use .jsonl, .json, .csv, .tsv, .txt, .md, .html, .parquet or source code",
         )
-    kinds = Counter(KINDS[file.suffix.lower()] for file in found)
+    kinds = Counter(kind_of(file.name) for file in found)
     if len(kinds) > 1:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         raise ExpectedError(
@@ -190,6 +192,7 @@ class RowReader:
         )
         self._meanings = RowMeanings(data.ignore_columns)
         self._num_read = 0
+        self._reading_as = ""
         self._starts: list[int] = []
         self._names: list[str] = []
         self._reading = FileReading(
@@ -251,6 +254,7 @@ class RowReader:
                     kind="documents", column=unit, count=count, total=count, consequence="note"
                 )
             )
+        found += describe_reading(self._reading_as, self._tally.num_rows)
         return sort_findings((*found, *self._tally.find_notes(), *self._tally.find_cut()))
 
     def _place(self, found: DataFinding) -> DataFinding:
@@ -281,6 +285,8 @@ class RowReader:
             if self.format == "auto":
                 self.format = choose_format(value)
                 self._expect_format()
+                if isinstance(given, dict):
+                    self._reading_as = explain_reading(given, value, self.format)
                 self._meanings.add(whole, self.format, number)
             row = self._read_row(number, value, self.format)
         except ValueError as error:

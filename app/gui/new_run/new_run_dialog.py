@@ -86,6 +86,9 @@ class NewRunDialog(QDialog):
     left = Signal(dict)
     """Draft of the answers when the form is closed without a start; empty if nothing was edited."""
 
+    rows_wanted = Signal(object)
+    """Spec of the data whose rows the user wants to look through; the form has become a draft."""
+
     def __init__(self, context: Context, parent: QWidget) -> None:
         super().__init__(parent)
         self._context = context
@@ -184,6 +187,14 @@ class NewRunDialog(QDialog):
             f"Run {run.name}", "All settings of that run, including its data and nodes.", run.spec
         )
 
+    def use_data(self, spec: RunSpec) -> None:
+        """Fill in the data of `spec` with the meanings of its columns, and its model if any."""
+        given = new_run_answers.to_answers(spec)
+        keys = [key for key in given if key.startswith("data.") and key != "data.eval"]
+        keys += ["model"] if spec.model != "-" else []
+        self._fill({**self.answers(), **{key: given[key] for key in keys}})
+        self._given = self.answers()
+
     def _show_file(self) -> None:
         spec = self._read_spec()
         if spec is not None:
@@ -259,7 +270,12 @@ class NewRunDialog(QDialog):
             dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
             # The preview has counted the rows, so the plan now knows its number of steps.
             dialog.finished.connect(self._plan.again)
+            dialog.rows_wanted.connect(lambda: self._leave_for_rows(spec))
             dialog.open()
+
+    def _leave_for_rows(self, spec: RunSpec) -> None:
+        self.reject()
+        self.rows_wanted.emit(spec)
 
     def find_on_hub(self, key: str) -> None:
         """Open the search of the hub for the answer to a key."""

@@ -73,7 +73,7 @@ def _search(costs: Sequence[Sequence[float]], places: list[int], *, closed: bool
     >>> costs = [[0, slow, fast, fast], [slow, 0, fast, fast], [fast, fast, 0, slow],
     ...     [fast, fast, slow, 0]]
     >>> _search(costs, [0, 1, 2, 3], closed=True)
-    [0, 2, 1, 3]
+    [0, 3, 1, 2]
     """
     if len(places) <= (3 if closed else 1):
         return places

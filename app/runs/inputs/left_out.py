@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agents.contract.data import DataPreview, SourceSpec
 from agents.contract.requests.jobs import PreviewJob
@@ -26,6 +28,9 @@ from app.progress import OnMessage, messages
 from app.runs.inputs.preview import Part, can_run_here, run_here
 from app.runs.inputs.run_inputs import Inputs, send
 from app.runs.services import Services
+
+if TYPE_CHECKING:
+    from app.runs.preflight import LaunchPlan
 
 COUNT_S = 30.0
 """Time in which the rows of one data set are counted, in seconds."""
@@ -56,42 +61,50 @@ async def count_left_out(
 
 
 async def count_before_sending(
-    services: Services, spec: RunSpec, inputs: Inputs, node: str, python: str, report: OnMessage
+    services: Services, spec: RunSpec, inputs: Inputs, plan: LaunchPlan, report: OnMessage
 ) -> tuple[DataCount, ...]:
-    """Return all counts; `node` reads what this PC cannot.
+    """Return all counts; the first node reads what this PC cannot.
 
     Args:
         services: stores and nodes.
         spec: run to start.
         inputs: its model and data.
-        node: a node of the run.
-        python: its interpreter with the training packages.
+        plan: checked nodes.
         report: callback with the progress.
 
     Raises:
         UserError: the data is unusable, or the node cannot be reached.
     """
     counts = []
+    node = plan.nodes[0]
     for one in _list_data(spec):
         count = await _count_here(services, one, report)
         if count.found is None:
             report(f"{node} reads {count.name}")
-            found = await _count_there(services, one, inputs, node, python, report)
+            found = await _count_there(services, one, inputs, node, plan.pythons[node], report)
             count = DataCount(part=one.part, name=count.name, found=found)
         counts.append(count)
     return tuple(counts)
 
 
-def refuse_losses(counts: tuple[DataCount, ...]) -> None:
-    """Refuse a start without many of the rows or tokens.
+def settle_losses(counts: Sequence[DataCount], report: OnMessage, *, accepts: bool) -> None:
+    """Say what is left out, and refuse a start without many of the rows or tokens.
+
+    Args:
+        counts: counts of the run's data.
+        report: callback with a sentence on each.
+        accepts: the user has accepted the loss.
 
     Raises:
         LeftOutRows: more is left out than a run leaves out unasked.
     """
     for one in counts:
-        if one.found is not None and one.found.loses_much:
-            said, hint = say_count(one.name, one.found), hint_for_losses(one.found)
-            raise LeftOutRows(said, hint, offer_start(one.found))
+        if one.found is None:
+            continue
+        said = say_count(one.name, one.found)
+        report(said)
+        if one.found.loses_much and not accepts:
+            raise LeftOutRows(said, hint_for_losses(one.found), offer_start(one.found))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,6 @@ from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, RunStopped, UserError
 from app.filelock import locked
 from app.nodes.credential import make_credential
-from app.presentation.left_out_text import say_count
 from app.progress import OnMessage
 from app.provisioning.checks.variables import (
     agreed_variables,
@@ -95,27 +94,14 @@ async def start_run(
     report(f"checking {show_list(nodes)}")
     plan = await preflight.plan_launch(services, spec, nodes)
     await run_inputs.require_models_there(services, spec, inputs, plan.nodes)
-    if plan.away:
-        verb = "takes" if len(plan.away) == 1 else "take"
-        report(f"{show_list(plan.away)} cannot be reached and {verb} no part")
-    if plan.forecast.plan_id:
-        report(f"starting plan {plan.forecast.plan_id}")
-    if plan.forecast.changed:
-        report(plan.forecast.changed)
+    _report_plan(plan, report)
     if spec.nodes == "all" and plan.forecast.nodes:
         # Named, so that a resume keeps the choice and no other node joins later.
         spec = replace(spec, nodes=plan.forecast.nodes)
     for text in _advise(services, spec, plan):
         report(text)
-    node = plan.nodes[0]
-    counts = await left_out.count_before_sending(
-        services, spec, inputs, node, plan.pythons[node], report
-    )
-    for one in counts:
-        if one.found is not None:
-            report(say_count(one.name, one.found))
-    if not accept_left_out:
-        left_out.refuse_losses(counts)
+    counts = await left_out.count_before_sending(services, spec, inputs, plan, report)
+    left_out.settle_losses(counts, report, accepts=accept_left_out)
     run = RunRecord(
         run_id=make_run_id(),
         name=spec.name,
@@ -163,6 +149,16 @@ async def start_run(
     # After the launch claim, whose lock is a file in that folder.
     services.remove_folder(run.run_id)
     raise rival
+
+
+def _report_plan(plan: preflight.LaunchPlan, report: OnMessage) -> None:
+    if plan.away:
+        verb = "takes" if len(plan.away) == 1 else "take"
+        report(f"{show_list(plan.away)} cannot be reached and {verb} no part")
+    if plan.forecast.plan_id:
+        report(f"starting plan {plan.forecast.plan_id}")
+    if plan.forecast.changed:
+        report(plan.forecast.changed)
 
 
 async def launch(

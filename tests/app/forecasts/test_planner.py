@@ -27,7 +27,7 @@ from app.planning.hardware.cluster import Cluster
 from app.planning.plan import make_plan
 from app.runs.lifecycle.launch import start_run
 from app.runs.placement import place_ranks
-from app.runs.services import Services
+from app.runs.services import LaunchForecast, Services
 from app.storage.planning import CountedData, LinkRecord
 from tests.app.forecasts.test_learning import CONFIG
 from tests.fakes.cluster import FakeCluster, make_facts
@@ -238,3 +238,32 @@ def test_a_start_is_planned_once_and_before_it_is_recorded(
     monkeypatch.setattr("app.forecasts.planner.make_plan", count)
     asyncio.run(start_run(services, replace(spec, nodes="all", parallel="auto")))
     assert recorded == [0]
+
+
+def test_a_start_executes_the_plan_that_was_shown_or_says_what_changed(services: Services) -> None:
+    names = ("alpha", "beta", "gamma")
+    nodes = {
+        name: replace(
+            found, gpus=(replace(found.gpus[0], uuid=f"GPU-{name}"),), address="127.0.0.1"
+        )
+        for name in names
+        for found in [gpu_facts("NVIDIA GeForce RTX 4070", 12)]
+    }
+    planner = Planner(services)
+    known = describe_nodes(services.planning, nodes)
+    shown = asyncio.run(planner.plan(LLAMA, known))
+    assert shown.chosen is not None
+
+    def start(facts: dict[str, NodeFacts]) -> LaunchForecast:
+        return asyncio.run(Planner(services).forecast(LLAMA, facts, place_ranks(facts)))
+
+    same = start(nodes)
+    assert (same.plan_id, same.changed) == (shown.id, "")
+    assert same.places == tuple((gpu.node, gpu.device) for gpu in shown.chosen.gpus)
+    assert same.forecast is not None
+    assert same.forecast.mode == shown.chosen.mode
+    assert same.forecast.tokens_per_s == shown.chosen.tokens_per_s
+    fewer = start({name: nodes[name] for name in names[:2]})
+    assert fewer.plan_id != shown.id
+    assert fewer.changed.startswith(f"since plan {shown.id} was shown, gamma is away: it is ")
+    assert {name for name, _ in fewer.places} <= {"alpha", "beta"}

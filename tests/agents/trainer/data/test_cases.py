@@ -41,7 +41,7 @@ READ = (
     ("m3_loss_weight_lf_v1.jsonl", "chat", 30, "b0<|end|>"),
     ("m4_loss_weight_answer_only.jsonl", "chat", 30, "b0<|end|>"),
     ("m6_part_loss.jsonl", "chat", 30, " a0<|end|>"),
-    ("mdfolder", "text", 2, " Title\n\nSome **text** about rivers.\n\n```python\nprint(1)\n```\n"),
+    ("mdfolder", "text", 3, " Read me\n\nThis repository.<|end|>"),
     ("n1_turn_objects.json", "chat", 30, "Hi.<|end|>Bo0<|end|>"),
     ("n1_turn_objects.jsonl", "chat", 30, "Hi.<|end|>Bo0<|end|>"),
     ("n2_turns_qa.json", "chat", 30, "Bo<|end|>x<|end|>"),
@@ -56,6 +56,7 @@ READ = (
     ("nested.parquet", "chat", 30, "a0<|end|>"),
     ("oa_developer.jsonl", "chat", 30, "a0<|end|>"),
     ("oa_name.jsonl", "chat", 30, "a0<|end|>"),
+    ("oa_refusal.jsonl", "chat", 30, "I cannot.<|end|>"),
     ("oa_weight.jsonl", "chat", 30, "right0.<|end|>"),
     ("p1_tool_role_plain.jsonl", "chat", 30, "Let me look.<|end|>It is 0 degrees.<|end|>"),
     ("prerendered_instr.jsonl", "alpaca", 30, "a0<|im_end|><|end|>"),
@@ -165,7 +166,7 @@ REFUSED = (
         "latin1.csv",
         "byte 0xf6 in 'instruction' is not UTF-8",
         "data.encoding: cp1252",
-        "Antwort größer 0<|end|>",
+        "Antwort gr\xf6\xdfer 0<|end|>",
     ),
     (
         "m10_feedback_both.jsonl",
@@ -205,21 +206,9 @@ REFUSED = (
     ),
     ("nul.jsonl", "'output' holds a NUL byte", "Give data with at least one row", ""),
     (
-        "oa_refusal.jsonl",
-        "message 2 has no text: 'content' is null",
-        "Give data with at least one row",
-        "",
-    ),
-    (
         "oa_vision.jsonl",
         "message 1 has a part without text ('image_url'); only text is trained",
         "Give data with at least one row",
-        "",
-    ),
-    (
-        "one.py",
-        ": '.py' is not a kind of data file that Rackless reads",
-        "Use .jsonl, .json, .csv, .tsv, .txt or .",
         "",
     ),
     (
@@ -280,7 +269,7 @@ REFUSED = (
         "utf16.txt",
         "is UTF-16, not text in UTF-8",
         "data.encoding: utf-16",
-        "rüße an alle\nGrüße an alle\nGrüße an alle\nGrüße an alle\nGrüße",
+        "r\xfc\xdfe" + 4 * " an alle\nGr\xfc\xdfe",
     ),
     (
         "utf16le_nobom.jsonl",
@@ -291,7 +280,7 @@ REFUSED = (
     (
         "xml.xml",
         ": '.xml' is not a kind of data file that Rackless reads",
-        "Use .jsonl, .json, .csv, .tsv, .txt or .",
+        "Use .jsonl, .json, .csv, .tsv, .txt, .md, .html, ",
         "",
     ),
 )
@@ -353,6 +342,14 @@ def test_advice_works(tokenizer: Any, name: str, _: str, advice: str, learned: s
     data = DataSpec(train="-", **options)
     assert read(name, tokenizer, data)[2][:CHARS] == learned
     check(name, data)
+
+
+def test_only_row_is_not_taken_for_rows_by_key(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"question": {"text": "q"}, "answer": {"text": "a"}}')
+    tally = Tally(name="a")
+    assert list(RowReader(find_files(path), DataSpec(train="-"), "sft", tally)) == []
+    assert tally.num_rows == 1
 
 
 def test_every_case_has_a_row() -> None:
