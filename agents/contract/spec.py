@@ -38,6 +38,7 @@ Documents = Literal["file", "blank-line", "line"]
 Rendered = Literal["auto", "yes", "no"]
 LongText = Literal["split", "join", "cut", "refuse"]
 Deduplicate = Literal["off", "exact", "near"]
+Reasoning = Literal["learn", "keep", "drop"]
 Encoding = Literal[
     "utf-8", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "cp1250", "cp1251", "gb18030", "big5",
     "shift_jis", "euc_jp", "euc_kr",
@@ -289,6 +290,22 @@ class DataSpec:
             is_later=True,
         ),
     ] = "off"
+    reasoning: Annotated[
+        Reasoning,
+        Key(
+            label="Reasoning",
+            help="What becomes of the thoughts before the assistant's answers.",
+            group=DATA,
+            details="Thoughts are `reasoning_content`, `reasoning` or `thinking` of a message or "
+            "an instruction row, and `<think>` in an answer. `keep` does not learn them.",
+            choices=(
+                ("learn", "Learn them, as the model's template has them"),
+                ("keep", "Keep them as context: only answers are learned"),
+                ("drop", "Leave them out"),
+            ),
+            is_later=True,
+        ),
+    ] = "learn"
 
     def __post_init__(self) -> None:
         parse_columns(self.columns)

@@ -16,7 +16,7 @@ from typing import Any
 from agents.contract.data import DataFinding
 from agents.contract.spec import DataSpec
 from agents.shared.data import findings
-from agents.shared.data.columns import choose_format
+from agents.shared.data.columns import THOUGHT_KEYS, choose_format
 from agents.shared.data.offers import offer_mapping
 from agents.shared.data.reshape import ColumnMapping, explain_reading, unfold
 from app.errors import UserError
@@ -155,7 +155,14 @@ def settle_by_template(found: Iterable[DataFinding], model: str) -> tuple[DataFi
     settled = []
     for one in found:
         key = one.column.removeprefix(findings.MESSAGES)
-        if key == one.column or one.kind not in ("reasoning", "unknown"):
+        if one.kind == "tooled":
+            if template and "tool" not in template:
+                settled.append(replace(one, kind="no_tools", consequence="refuse"))
+        elif one.kind == "thought":
+            # Transformers gives a thought to the template under each of these names.
+            if not any(name in template for name in THOUGHT_KEYS):
+                settled.append(replace(one, kind="template", consequence="warn"))
+        elif key == one.column or one.kind not in ("reasoning", "unknown"):
             settled.append(one)
         elif key not in template:
             settled.append(replace(one, kind="template"))

@@ -44,6 +44,8 @@ def make_data_key(spec: RunSpec) -> str:
         parts.append(spec.data.rendered)
     if (texts := [spec.data.documents, spec.data.long_text]) != ["file", "split"]:
         parts.append(texts)
+    if spec.data.reasoning != "learn":
+        parts.append(spec.data.reasoning)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

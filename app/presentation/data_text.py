@@ -106,8 +106,11 @@ def _of_one(what: str, count: int) -> str:
 
 _SAID = {
     "documents": "documents",
+    "thought": "reasoning",
+    "tooled": "tools",
     "recognized": "recognized",
     **dict.fromkeys(("unended", "continued", "empty_thought", "own_thought"), "template"),
+    "dropped_thought": "template",
 }
 """Captions of findings that leave nothing out, and are said in a sentence."""
 

@@ -23,6 +23,17 @@ TURN_KEYS = frozenset({"role", "content", "from", "value", "refusal", "train_det
 """Keys of a message that are read; others only reach the chat template."""
 CALL_KEYS = frozenset({"tool_calls", "function_call", "function_calls"})
 """Keys of a message that calls tools."""
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
+"""Keys of the thought before an answer, in a message or an instruction row."""
+THOUGHT_MARKS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Texts that open and close a thought within an answer, by family."""
 BYTES = "\0bytes"
 """Key of an object that replaces binary values, with their number of bytes."""
 _SHAPES = (

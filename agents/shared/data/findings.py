@@ -87,6 +87,8 @@ class RowMeanings:
         keys: dict[tuple[str, str], Consequence] = {}
         for name, value in row.items():
             if name in used:
+                if data_format != "text" and name in TOOL_KEYS and not is_empty(value):
+                    self._count("tooled", name, _NOTE, place)
                 if data_format != "text" and name not in _NO_MESSAGES:
                     self._judge_messages(value, keys)
             elif isinstance(name, str) and not is_empty(value):
@@ -149,6 +151,8 @@ class RowMeanings:
             if not isinstance(message, dict):
                 continue
             judged = [("skipped", key, _WARN) for key in _find_skipping(message)]
+            called = (key for key in CALL_KEYS & message.keys() if not is_empty(message[key]))
+            judged += [("tooled", key, _NOTE) for key in called]
             judged += _judge_keys(message, is_answer=_answers(message))
             content = message.get("content")
             for inner in content if isinstance(content, list) else ():

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from agents.contract.objectives import ROW_FORMATS
+from agents.shared.data.columns import THOUGHT_KEYS
 
 Consequence = Literal["refuse", "warn", "note"]
 """Consequence of a finding. `refuse`: the data is not trained; `warn`: named in preview, plan and
@@ -102,6 +103,8 @@ KINDS = (
     ColumnKind("reasoning", "holds the reasoning before the answer, which is left out",
                "Write it into the answer if it should be learned",
                _words("reasoning thinking thought thoughts rationale cot complexcot")),
+    ColumnKind("thought", "holds the reasoning before the answer, which is learned if the model's "
+               "chat template has a place for it", "", otherwise="note"),
     ColumnKind("split", "names a held-out split, but its rows are learned, too",
                "Take these rows out, or name them in data.eval", _words("split fold subset")),
     ColumnKind("turn", "tells that the row is one turn of a conversation, which would be learned "
@@ -135,8 +138,12 @@ KINDS = (
     ColumnKind("prompt", "begins otherwise than in a chat, as the model's chat template writes it: "
                "the model may not answer there as it has learned",
                "Compare the preview with a chat, or use a model whose template writes both alike"),
+    ColumnKind("dropped_thought", "has thoughts of earlier answers, which the chat template leaves "
+               "out", "", otherwise="note"),
     ColumnKind("dropped_turn", "is a role whose turns are left out, because the model's chat "
                "template has no place for it", "Write what these turns say into other turns"),
+    ColumnKind("tooled", "offers or calls tools, which need a place in the model's chat template",
+               "", otherwise="note"),
     ColumnKind("no_tools", "offers or calls tools, for which the chat template has no place",
                "Use a model whose chat template has tools, take these rows out, "
                f"{_KEEP}", otherwise="refuse"),
@@ -415,6 +422,8 @@ def judge_column(name: str, value: Any, data_format: str) -> tuple[str, Conseque
         return "verdict", "warn"
     if kind.kind == "unknown" or not _bears_out(kind.kind, name, value):
         return "unknown", "note"
+    if data_format == "alpaca" and name in THOUGHT_KEYS and isinstance(value, str):
+        return "thought", "note"
     found = kind.otherwise
     if data_format in kind.refused_in:
         # One word may be the text of a `context`, but is rather a label in a `context_window`.
@@ -498,7 +507,7 @@ def judge_key(key: str, value: Any, *, is_answer: bool) -> tuple[str, Consequenc
         if is_answer and is_rating(key, value) and (is_number or kind == "score"):
             return "score", "warn"
     if kind == "reasoning" and _bears_out(kind, key, value):
-        return "reasoning", "warn"
+        return ("thought", "note") if key in THOUGHT_KEYS else ("reasoning", "warn")
     return "unknown", "note"
 
 

@@ -21,8 +21,10 @@ from datetime import datetime
 from typing import Any
 
 from agents.errors import ExpectedError
+from agents.shared.data.columns import THOUGHT_MARKS
 from agents.trainer.data import templates
 from agents.trainer.data.conversations import ConversationTurn, count_same
+from agents.trainer.data.thoughts import find_kept, find_thought, name_thought, place_thought
 from agents.trainer.data.tool_calls import ToolError
 from agents.trainer.data.tool_turns import find_left_out, settle_calls, shows_calls
 
@@ -33,19 +35,9 @@ _DAY = datetime(2024, 7, 26)
 _SIGNS = (*"aAbBdeHIjmMpSyY", "-d", "-m")
 _WRITTEN = "".join(f" | replace('%{sign}', '{_DAY.strftime('%' + sign)}')" for sign in _SIGNS)
 _STOPPED_CLOCK = "{% macro strftime_now(format) %}{{ format" + _WRITTEN + " }}{% endmacro %}"
-_THOUGHTS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<seed:think>", "</seed:think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
-"""Tokens that open and close a thought, by family."""
 _MARK_CHARS = 64
 _NOT_THINKING = {"enable_thinking": False, "thinking": False}
 """Variables by which templates ask for no thought."""
-_THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 _CHANGED = (
     "the chat template of this model changes the assistant's answer, so the part to learn cannot "
     "be located"
@@ -53,6 +45,7 @@ _CHANGED = (
 CONTINUED, EMPTY_THOUGHT, OWN_THOUGHT = "continued", "empty_thought", "own_thought"
 OTHER_PROMPT = "prompt"
 UNENDED, DROPPED_TURN, ENDLESS = "unended", "dropped_turn", "endless"
+DROPPED_THOUGHT = "dropped_thought"
 Note = tuple[str, str]
 """Kind of a finding about a row, and the part of the text that it is about."""
 
@@ -132,6 +125,9 @@ def render_answers(
     Raises:
         ValueError: the template rejects the conversation, or an answer cannot be located.
     """
+    if rules >= 3 and any(turn.role == "assistant" for turn in turns):
+        template = templates.choose(tokenizer)
+        turns = tuple(place_thought(turn, template) for turn in turns)
     try:
         folded, text = fold_system(tokenizer, turns)
     except ValueError as error:
@@ -183,11 +179,15 @@ def _render_as_chat(
                 span = range(span.start, span.stop + _count_next(tokenizer, text[span.stop :]))
         if num_empty := _count_empty_thought(tokenizer, turns[:place], text, span.start):
             empty = text[span.start : span.start + num_empty]
-            marks = (mark for pair in _THOUGHTS for mark in pair if mark in empty)
+            marks = (mark for pair in THOUGHT_MARKS for mark in pair if mark in empty)
             notes.add((EMPTY_THOUGHT, next(marks, "<think>")))
             span = range(span.start + num_empty, span.stop)
         found.spans.append(span)
         found.masked.extend(_find_masked(turns[place], span, text, begin))
+        found.masked.extend(find_kept(turns[place], span, text))
+        thought = find_thought(turns[place])
+        if thought not in text[max(0, span.start - len(thought) - _MARK_CHARS) : span.stop]:
+            notes.add((DROPPED_THOUGHT, name_thought(turns[place])))
     return replace(found, notes=frozenset(notes))
 
 
@@ -212,7 +212,7 @@ def _find_last(tokenizer: Any, turns: tuple[ConversationTurn, ...], text: str) -
     prompt = _try_render(tokenizer, asked, add_generation_prompt=True) if asked else None
     if prompt is None:
         return _Found(text, _find_otherwise(tokenizer, turns, len(turns) - 1, text))
-    thought = _find_thought(turns[-1])
+    thought = find_thought(turns[-1])
     continues = text.startswith(prompt) and len(text) > len(prompt)
     if continues and thought in text[len(prompt) :]:
         return _Found(text, range(len(prompt), len(text)))
@@ -234,7 +234,7 @@ def _find_last(tokenizer: Any, turns: tuple[ConversationTurn, ...], text: str) -
         if turns[-1].calls:
             raise ValueError(_CHANGED)
         ending = _find_ending(tokenizer, turns)
-        mark = next((one for one, _ in _THOUGHTS if one in content), "assistant")
+        mark = next((one for one, _ in THOUGHT_MARKS if one in content), "assistant")
         return _continue(content, prompt, content, ending, mark)
     return _find_behind_thought(tokenizer, turns, text, prompt, marks, opened)
 
@@ -285,7 +285,7 @@ def _find_behind_thought(
         opened: place of the thought in the prompt.
     """
     opening, closing = marks
-    content, thought = turns[-1].content, _find_thought(turns[-1])
+    content, thought = turns[-1].content, find_thought(turns[-1])
     if not thought:
         # A hybrid that thinks by default shows the empty thought if thinking is off.
         start = len(prompt) - len(_find_header(tokenizer, turns[:-1]))
@@ -327,7 +327,7 @@ def _count_empty_thought(
         start: end of the generation prompt in the text.
     """
     head = text[start : start + _MARK_CHARS].lstrip()
-    pairs = ((head.removeprefix(opening), closing) for opening, closing in _THOUGHTS)
+    pairs = ((head.removeprefix(opening), closing) for opening, closing in THOUGHT_MARKS)
     if not any(rest.lstrip().startswith(closing) for rest, closing in pairs):
         return 0
     if "thinking" not in templates.choose(tokenizer):
@@ -351,7 +351,7 @@ def _find_opened(
 ) -> tuple[tuple[str, str] | None, int]:
     """Return the marks of the thought that a generation prompt opens or closes, and its place."""
     header = len(prompt) - len(_find_header(tokenizer, asked))
-    for opening, closing in _THOUGHTS:
+    for opening, closing in THOUGHT_MARKS:
         places = (prompt.rfind(mark, header) for mark in (opening, closing))
         place = next((place for place in places if place >= 0), None)
         if place is not None:
@@ -370,22 +370,12 @@ def _continue_thought(
         own = rest.lstrip("\n") if line else rest
     else:
         # Without a thought, the model has to close it before it answers.
-        thought = _find_thought(turn)
+        thought = find_thought(turn)
         own = f"{thought}{line}{closing}{line * 2}{turn.content.lstrip()}"
     whole = f"{prompt}{own.rstrip()}{ending}"
     # The content may begin before the prompt's end, with its own token that opens the thought.
     begin = len(prompt) + len(own.rstrip()) - len(turn.content.rstrip())
     return _Found(whole, range(len(prompt), len(whole)), (CONTINUED, opening), begin)
-
-
-def _find_thought(turn: ConversationTurn) -> str:
-    """Return the thought of an answer, from its content or from another key; empty: it has none."""
-    for opening, closing in _THOUGHTS:
-        before, found, _ = turn.content.partition(closing)
-        if found:
-            return before.rpartition(opening)[2].strip()
-    keys = dict(turn.extra)
-    return next((keys[key].strip() for key in _THOUGHT_KEYS if keys.get(key)), "")
 
 
 def _find_ending(tokenizer: Any, turns: tuple[ConversationTurn, ...]) -> str:
@@ -466,7 +456,7 @@ def _find_own_thought(
     """Return the text before an answer that begins with its own thought, or with a call in place of
     the prompt's thought; None: it begins otherwise.
     """
-    thought = _find_thought(turns[place])
+    thought = find_thought(turns[place])
     marks, opened = _find_opened(tokenizer, turns[:place], asked)
     if marks is None or not text.startswith(asked[:opened]):
         return None

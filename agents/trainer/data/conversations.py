@@ -54,6 +54,8 @@ class ConversationTurn:
     """Other texts of the message for the chat template, such as `reasoning_content`."""
     masked: tuple[range, ...] = field(default=(), compare=False)
     """Characters of `content` that are not learned, as the data marks them."""
+    learns_thought: bool = field(default=True, compare=False)
+    """False if the thought before the answer is only shown."""
     calls: tuple[ToolCall, ...] = ()
     """Tools that the assistant calls behind its text."""
     tools: str = field(default="", compare=False)
@@ -197,10 +199,15 @@ def read_row_by_older_rules(number: int, value: Any, data_format: str) -> Conver
     if isinstance(row, str):
         return row
     turns, rejected = (
-        tuple(replace(turn, masked=(), tools="") for turn in side)
+        tuple(_without_newer(turn, data_format) for turn in side)
         for side in (row.turns, row.rejected)
     )
     return replace(row, turns=turns, rejected=rejected)
+
+
+def _without_newer(turn: ConversationTurn, data_format: str) -> ConversationTurn:
+    extra = () if data_format == "alpaca" else turn.extra
+    return replace(turn, masked=(), tools="", extra=extra)
 
 
 def _refuse_newer(row: dict[str, Any], data_format: str) -> None:
@@ -272,9 +279,12 @@ def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> Con
         return f"'{asked}' is empty"
     if not answer.strip():
         return f"'{answered}' is empty"
+    thought = columns.first_of(keys, columns.THOUGHT_KEYS)
+    has_thought = thought is not None and isinstance(value[thought], str) and holds(value[thought])
+    extra = ((thought, _text(value, thought, keys)),) if thought and has_thought else ()
     turns = [
         ConversationTurn(role="user", content=question),
-        ConversationTurn(role="assistant", content=answer),
+        ConversationTurn(role="assistant", content=answer, extra=extra),
     ]
     if value.get("system"):
         turns.insert(0, ConversationTurn(role="system", content=_text(value, "system", keys)))

@@ -18,7 +18,7 @@ from typing import Any
 
 from agents.contract.data import DataFinding
 from agents.contract.objectives import OBJECTIVES, ROW_FORMATS, find_readers, join_or
-from agents.contract.spec import DataSpec
+from agents.contract.spec import DataSpec, Reasoning
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, choose_format
 from agents.shared.data.encodings import NotUtf8, offer_encoding
@@ -37,6 +37,7 @@ from agents.shared.data.splits import choose_named, choose_split
 from agents.trainer.data.conversations import ConversationRow, read_row, read_row_by_older_rules
 from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.tally import BLANK, Skipped, Tally
+from agents.trainer.data.thoughts import treat_thoughts
 from agents.trainer.data.tokens import TEXT_RULES
 
 # Number of rows between two checks for data that would be trained wrongly.
@@ -190,6 +191,7 @@ class RowReader:
         self._read_row = (
             partial(read_row, rendered=data.rendered) if rules >= 3 else read_row_by_older_rules
         )
+        self._reasoning: Reasoning = data.reasoning if rules >= 3 else "learn"
         self._meanings = RowMeanings(data.ignore_columns)
         self._num_read = 0
         self._reading_as = ""
@@ -288,7 +290,7 @@ class RowReader:
                 if isinstance(given, dict):
                     self._reading_as = explain_reading(given, value, self.format)
                 self._meanings.add(whole, self.format, number)
-            row = self._read_row(number, value, self.format)
+            row = treat_thoughts(self._read_row(number, value, self.format), self._reasoning)
         except ValueError as error:
             if isinstance(error, NotUtf8):
                 self._offer(offer_encoding(self._files.paths[len(self._starts) - 1]), _SAVE)

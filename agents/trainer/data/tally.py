@@ -152,14 +152,20 @@ class Tally:
 
     def merge_template(self, found: DataFinding) -> DataFinding | None:
         """Return a finding adapted to the chat template; None if the template uses the key."""
+        if found.kind == "tooled":  # the notes name tools that the template leaves out
+            return None
         key = found.column.removeprefix(MESSAGES)
-        if key == found.column or key not in self.template_keys:
+        is_thought = found.kind == "thought"
+        if key not in self.template_keys or (key == found.column and not is_thought):
             return found
-        if found.kind not in ("reasoning", "unknown"):
+        if found.kind not in ("reasoning", "thought", "unknown"):
             return found
         # A preview reads more rows than it renders, so the count is extrapolated.
         count = round(found.count * self.dropped[key] / self.template_keys[key])
-        return replace(found, kind="template", count=count) if count else None
+        consequence = "warn" if is_thought else found.consequence
+        return (
+            replace(found, kind="template", count=count, consequence=consequence) if count else None
+        )
 
     def check_usable(self, num_kept: int) -> None:
         """Check that the remaining rows are worth training on, once all have been read.

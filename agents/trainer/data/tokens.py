@@ -25,6 +25,7 @@ from agents.contract.spec import LongText
 from agents.errors import ExpectedError
 from agents.shared.files import bounded_work
 from agents.trainer.data.answers import (
+    DROPPED_THOUGHT,
     ENDLESS,
     UNENDED,
     Note,
@@ -541,6 +542,9 @@ def _render_row(tokenizer: Any, row: ConversationRow, rules: int) -> _Rendered |
         texts = [render_answers(tokenizer, turns, row.num_shared_turns, rules) for turns in sides]
         extra = tuple(sorted({key for turns in sides for turn in turns for key, _ in turn.extra}))
         dropped = tuple(key for key in extra if _is_dropped(tokenizer, sides, texts, key))
+        # A key that is left out everywhere is a finding of its own.
+        told = {(DROPPED_THOUGHT, key) for key in dropped}
+        texts = [replace(one, notes=one.notes - told) for one in texts]
         return _Rendered(tuple(texts), extra, dropped)
     except ValueError as error:
         return Skipped(row=row.number, reason=str(error), malformed=True)

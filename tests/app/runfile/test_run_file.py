@@ -293,6 +293,7 @@ SETTINGS = {
     "data.encoding": "cp1252", "data.rendered": "no", "data.shuffle": False,
     "data.deduplicate": "exact",
     "data.documents": "line", "data.long_text": "cut",
+    "data.reasoning": "keep",
     "objective": "dpo", "adapter.kind": "qlora", "adapter.rank": 8,
     "adapter.alpha": 8.5, "adapter.dropout": 0.0, "adapter.targets": ["q"], "adapter.rslora": True,
     "adapter.dora": True, "adapter.experts": False, "dpo_beta": 0.2, "sequence_tokens": 64,
