@@ -23,7 +23,7 @@ from typing import Any
 from agents.errors import ExpectedError
 from agents.shared.data.columns import THOUGHT_MARKS
 from agents.trainer.data import templates
-from agents.trainer.data.conversations import ConversationTurn, count_same
+from agents.trainer.data.conversations import ConversationTurn, Weighted, count_same
 from agents.trainer.data.thoughts import find_kept, find_thought, name_thought, place_thought
 from agents.trainer.data.tool_calls import ToolError
 from agents.trainer.data.tool_turns import find_left_out, settle_calls, shows_calls
@@ -58,6 +58,8 @@ class RenderedText:
     spans: list[range]
     masked: list[range] = field(default_factory=list)
     """Parts of `spans` that the data excludes; a token that overlaps one is not learned."""
+    weights: list[Weighted] = field(default_factory=list)
+    """Weights of parts of `spans`; later ones replace earlier ones. Other parts have weight 1."""
     notes: frozenset[Note] = frozenset()
     ends_with_answer: bool = False
     """True if an answer that is learned ends the text, so that it has to teach the end."""
@@ -147,7 +149,7 @@ def render_answers(
     for place in learned:
         span = _find_answer(tokenizer, folded, place, text)
         found.spans.append(span)
-        found.masked.extend(_find_masked(folded[place], span, text))
+        found.masked.extend(_place(folded[place], folded[place].masked, span, text))
     return found
 
 
@@ -183,7 +185,12 @@ def _render_as_chat(
             notes.add((EMPTY_THOUGHT, next(marks, "<think>")))
             span = range(span.start + num_empty, span.stop)
         found.spans.append(span)
-        found.masked.extend(_find_masked(turns[place], span, text, begin))
+        found.masked.extend(_place(turns[place], turns[place].masked, span, text, begin))
+        parts = [part for part, _ in turns[place].weighted]
+        weights = (weight for _, weight in turns[place].weighted)
+        found.weights.extend(
+            zip(_place(turns[place], parts, span, text, begin), weights, strict=True)
+        )
         found.masked.extend(find_kept(turns[place], span, text))
         thought = find_thought(turns[place])
         if thought not in text[max(0, span.start - len(thought) - _MARK_CHARS) : span.stop]:
@@ -542,20 +549,22 @@ def _answer_otherwise(
     return (*turns[:place], other, *turns[place + 1 :])
 
 
-def _find_masked(
-    turn: ConversationTurn, span: range, text: str, begin: int | None = None
+def _place(
+    turn: ConversationTurn, parts: Sequence[range], span: range, text: str, begin: int | None = None
 ) -> Iterator[range]:
-    """Yield the parts of an answer's range that its data excludes from learning.
+    """Yield the places in the text of parts of an answer that its data marks.
 
     A mark at either end of the answer includes what the template writes there.
 
     Args:
         turn: the answer.
+        parts: characters of its content.
         span: its range.
         text: the whole text.
         begin: place at which its content would begin, if known.
     """
-    if not turn.masked:
+    if all(len(part) == len(turn.content) for part in parts):
+        yield from (span for _ in parts)
         return
     said = turn.content.strip()
     start = text.find(said, span.start, span.stop)
@@ -564,9 +573,9 @@ def _find_masked(
     if begin is None:
         raise ValueError(
             "the chat template of this model changes the assistant's answer, so the part that is "
-            "not to be learned cannot be located"
+            "masked or weighted cannot be located"
         )
-    for part in turn.masked:
+    for part in parts:
         is_first = not turn.content[: part.start].strip()
         is_all = len(part) == len(turn.content)
         is_last = not turn.content[part.stop :].strip() and (is_all or not turn.calls)

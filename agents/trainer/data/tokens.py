@@ -34,7 +34,7 @@ from agents.trainer.data.answers import (
     fold_system,
     render_answers,
 )
-from agents.trainer.data.conversations import ConversationRow, ConversationTurn
+from agents.trainer.data.conversations import ConversationRow, ConversationTurn, Weighted
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.stops import find_bounded_turn_end
 from agents.trainer.data.tally import Skipped
@@ -119,6 +119,8 @@ class _Encoded:
     """The text, if it is to be divided."""
     stops: npt.NDArray[np.int64] | None = None
     """Position behind each token in `text` (T,)."""
+    weights: npt.NDArray[np.float32] | None = None
+    """Weight of each token (T,); None: 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,8 @@ def _end_answer(text: _Encoded, end: int) -> _Encoded:
     if len(text.ids) < text.num_tokens:  # the end is cut, but counts
         return replace(text, num_tokens=text.num_tokens + 1)
     ids, is_target = np.append(text.ids, np.int32(end)), np.append(text.is_target, np.True_)
-    return replace(text, ids=ids, is_target=is_target, num_tokens=len(ids))
+    weights = None if text.weights is None else np.append(text.weights, text.weights[-1])
+    return replace(text, ids=ids, is_target=is_target, num_tokens=len(ids), weights=weights)
 
 
 def _without_extra(row: ConversationRow) -> ConversationRow:
@@ -266,7 +269,8 @@ def _pack(
     is_target = mark_targets(offsets, one.spans, one.masked)
     stops = np.array([stop for _, stop in offsets], dtype=np.int64) if keeps_text else None
     text = one.text if keeps_text else ""
-    return _Encoded(np.array(ids, dtype=np.int32), is_target, num_tokens, text, stops)
+    weights = weigh_tokens(offsets, one.weights) if one.weights else None
+    return _Encoded(np.array(ids, dtype=np.int32), is_target, num_tokens, text, stops, weights)
 
 
 def _call(tokenizer: Any, texts: list[str]) -> Any:
@@ -455,7 +459,15 @@ def find_cut(text: str, stops: npt.NDArray[np.int64], start: int, most: int) -> 
 def _cut(row: int, texts: Sequence[_Encoded], max_tokens: int) -> Tokenized | Skipped:
     longest = max(text.num_tokens for text in texts)
     num_tokens = sum(text.num_tokens for text in texts)
-    cut = tuple(Segment(row, text.ids[:max_tokens], text.is_target[:max_tokens]) for text in texts)
+    cut = tuple(
+        Segment(
+            row,
+            text.ids[:max_tokens],
+            text.is_target[:max_tokens],
+            None if text.weights is None else text.weights[:max_tokens],
+        )
+        for text in texts
+    )
     # In a pair both sides need targets: a side without a target has no log-probability.
     if not all(segment.num_targets for segment in cut):
         left = f"nothing to learn is left within {max_tokens} of its {longest} tokens"
@@ -483,6 +495,17 @@ def mark_targets(
         is_target &= (place_T2[:, 0] >= span.stop) | (place_T2[:, 1] <= span.start)
     is_target[:1] = False  # no token precedes the first one to predict it
     return is_target
+
+
+def weigh_tokens(
+    offsets: Sequence[tuple[int, int]], weights: Sequence[Weighted]
+) -> npt.NDArray[np.float32]:
+    """Return the weight of each token (T,): the last one of `weights` that it overlaps, else 1."""
+    place_T2 = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+    weight_T = np.ones(len(place_T2), dtype=np.float32)
+    for span, weight in weights:
+        weight_T[(place_T2[:, 0] < span.stop) & (place_T2[:, 1] > span.start)] = weight
+    return weight_T
 
 
 def _render_rows(
