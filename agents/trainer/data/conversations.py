@@ -544,15 +544,18 @@ def _find_marks(
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"message {place} has a 'train_detail' without offsets") from error
         inner.append((range(max(0, first), min(len(content), last + 1)), _weigh(place, detail)))
+    inner = [one for one in inner if one[1] != 1]
     masked = [part for part, weight in inner if weight == 0]
     if all(weight in (0, 1) for weight in (whole, *(weight for _, weight in inner))):
         return masked, []
+    found: list[Weighted] = [(range(len(content)), _round_weight(place, whole))]
+    if not inner:
+        return [], found
     weights = [whole] * len(content)
     for part, weight in inner:
-        for at in part[: len(content)]:
+        for at in range(part.start, min(part.stop, len(content))):
             weights[at] *= weight
-    found, start = [(range(len(content)), _round_weight(place, whole))], 0
-    runs: list[Weighted] = []
+    start, runs = 0, []
     for weight, run in itertools.groupby(weights):
         stop = start + sum(1 for _ in run)
         if weight:
