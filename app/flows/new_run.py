@@ -124,6 +124,7 @@ def preview_spec(answers: new_run_answers.RunAnswers) -> RunSpec | None:
     asked = (
         *("model", "data.train", "objective", "data.format", "data.ignore_columns"),
         *("data.columns", "data.documents", "data.rendered", "data.long_text"),
+        *("data.learn", "data.chat_template", "data.template_options"),
         *("sequence_tokens", "packing", "nodes"),
     )
     # All other answers keep their defaults, so that a mistake there does not block a preview.

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from agents.contract.data import flatten_columns
+from agents.contract.data import flatten_columns, flatten_options
 from agents.contract.messages import to_wire
 from agents.contract.spec import RunSpec, run_keys
 from agents.shared.files.folder_files import is_network_path, read_regular
@@ -152,8 +152,10 @@ def _restore_off(data: Any) -> None:
 
 
 def _read_data_words(data: Any) -> None:
-    """Write a mapping in `data.columns` as a list, and a flag in `data.rendered` as its word."""
+    """Write mappings in `data` as lists, and a flag in `data.rendered` as its word."""
     section = data.get("data") if isinstance(data, dict) else None
+    if isinstance(section, dict) and isinstance(section.get("template_options"), dict):
+        section["template_options"] = flatten_options(section["template_options"])
     if isinstance(section, dict) and isinstance(section.get("columns"), dict):
         section["columns"] = flatten_columns(section["columns"])
     if isinstance(section, dict) and isinstance(section.get("rendered"), bool):
@@ -241,11 +243,12 @@ def _index(
 
 
 def _with_absolute_paths(spec: RunSpec, folder: Path) -> RunSpec:
-    evaluation = spec.data.eval
+    evaluation, template = spec.data.eval, spec.data.chat_template
     data = dataclasses.replace(
         spec.data,
         train=_found(spec.data.train, folder),
         eval=None if evaluation is None else _found(evaluation, folder),
+        chat_template=None if template is None else _found(template, folder),
     )
     return dataclasses.replace(spec, model=_found(spec.model, folder), data=data)
 

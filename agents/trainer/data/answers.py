@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from agents.contract.spec import Learn
 from agents.errors import ExpectedError
 from agents.trainer.data import templates
 from agents.trainer.data.conversations import ConversationTurn, count_same
@@ -29,7 +30,7 @@ _DAY = datetime(2024, 7, 26)
 _SIGNS = (*"aAbBdeHIjmMpSyY", "-d", "-m")
 _WRITTEN = "".join(f" | replace('%{sign}', '{_DAY.strftime('%' + sign)}')" for sign in _SIGNS)
 _STOPPED_CLOCK = "{% macro strftime_now(format) %}{{ format" + _WRITTEN + " }}{% endmacro %}"
-_THOUGHTS = (
+THOUGHTS = (
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
@@ -115,7 +116,11 @@ def find_turn_end(tokenizer: Any) -> TurnEnd:
 
 
 def render_answers(
-    tokenizer: Any, turns: tuple[ConversationTurn, ...], num_shared_turns: int, rules: int
+    tokenizer: Any,
+    turns: tuple[ConversationTurn, ...],
+    num_shared_turns: int,
+    rules: int,
+    learn: Learn = "answers",
 ) -> RenderedText:
     """Return the text of a conversation with its answers.
 
@@ -124,6 +129,7 @@ def render_answers(
         turns: the turns.
         num_shared_turns: number of leading turns that are not learned.
         rules: version of `tokens.TEXT_RULES`.
+        learn: part of the conversation that is learned.
 
     Raises:
         ValueError: the template rejects the conversation, or an answer cannot be located.
@@ -135,8 +141,11 @@ def render_answers(
         for place, turn in enumerate(folded)
         if turn.role == "assistant" and turn.content.strip() and place >= num_shared_turns
     ]
+    if learn == "last_answer":
+        learned = learned[-1:]
     if rules >= 3:
-        return _render_as_chat(tokenizer, folded, learned, text)
+        found = _render_as_chat(tokenizer, folded, learned, text)
+        return _learn_everything(found, folded) if learn == "everything" else found
     found = RenderedText(text, [])
     for place in learned:
         span = _find_answer(tokenizer, folded, place, text)
@@ -170,12 +179,26 @@ def _render_as_chat(
             span, begin = _find_earlier(tokenizer, shown, place, text, whole), None
         if num_empty := _count_empty_thought(tokenizer, turns[:place], text, span.start):
             empty = text[span.start : span.start + num_empty]
-            marks = (mark for pair in _THOUGHTS for mark in pair if mark in empty)
+            marks = (mark for pair in THOUGHTS for mark in pair if mark in empty)
             notes.add((EMPTY_THOUGHT, next(marks, "<think>")))
             span = range(span.start + num_empty, span.stop)
         found.spans.append(span)
         found.masked.extend(_find_masked(turns[place], span, text, begin))
     return replace(found, notes=frozenset(notes))
+
+
+def _learn_everything(found: RenderedText, turns: tuple[ConversationTurn, ...]) -> RenderedText:
+    """Return a text of which all is learned that its data does not exclude."""
+    masked, start = list(found.masked), 0
+    for turn in turns:
+        said = turn.content.strip()
+        place = found.text.find(said, start)
+        start = place + len(said) if place >= 0 else start
+        if turn.role == "assistant" or place < 0:
+            continue  # masked where the answer was found
+        begin = place - (len(turn.content) - len(turn.content.lstrip()))
+        masked += [range(begin + part.start, begin + part.stop) for part in turn.masked]
+    return replace(found, spans=[range(len(found.text))], masked=masked)
 
 
 def _is_dropped(tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str) -> bool:
@@ -213,7 +236,7 @@ def _find_last(tokenizer: Any, turns: tuple[ConversationTurn, ...], text: str) -
         return _Found(text, span, (OTHER_PROMPT, "assistant"))
     if marks is None:
         ending = _find_ending(tokenizer, turns)
-        mark = next((one for one, _ in _THOUGHTS if one in content), "assistant")
+        mark = next((one for one, _ in THOUGHTS if one in content), "assistant")
         return _continue(content, prompt, content, ending, mark)
     return _find_behind_thought(tokenizer, turns, text, prompt, marks, opened)
 
@@ -277,7 +300,7 @@ def _count_empty_thought(
         start: end of the generation prompt in the text.
     """
     head = text[start : start + _MARK_CHARS].lstrip()
-    pairs = ((head.removeprefix(opening), closing) for opening, closing in _THOUGHTS)
+    pairs = ((head.removeprefix(opening), closing) for opening, closing in THOUGHTS)
     if not any(rest.lstrip().startswith(closing) for rest, closing in pairs):
         return 0
     if "thinking" not in templates.choose(tokenizer):
@@ -301,7 +324,7 @@ def _find_opened(
 ) -> tuple[tuple[str, str] | None, int]:
     """Return the marks of the thought that a generation prompt opens or closes, and its place."""
     header = len(prompt) - len(_find_header(tokenizer, asked))
-    for opening, closing in _THOUGHTS:
+    for opening, closing in THOUGHTS:
         places = (prompt.rfind(mark, header) for mark in (opening, closing))
         place = next((place for place in places if place >= 0), None)
         if place is not None:
@@ -330,7 +353,7 @@ def _continue_thought(
 
 def _find_thought(turn: ConversationTurn) -> str:
     """Return the thought of an answer, from its content or from another key; empty: it has none."""
-    for opening, closing in _THOUGHTS:
+    for opening, closing in THOUGHTS:
         before, found, _ = turn.content.partition(closing)
         if found:
             return before.rpartition(opening)[2].strip()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.objectives import OBJECTIVES
-from agents.contract.spec import LongText, RunSpec
+from agents.contract.spec import DataSpec, RunSpec
 from agents.errors import ExpectedError, explain_os_error
 from agents.state import take_lock
 from agents.trainer.data.answers import ENDLESS
@@ -110,7 +110,7 @@ def make_key(
         "settings": [spec.data.format, spec.objective, spec.sequence_tokens, spec.packing],
         "ignored": sorted(spec.data.ignore_columns),
         "columns": sorted(spec.data.columns),
-        "texts": [spec.data.documents, spec.data.long_text, spec.data.rendered],
+        "texts": [*(spec.data.documents, spec.data.long_text, spec.data.rendered, spec.data.learn)],
         "rules": rules,
         "code": hashlib.sha256(b"\0".join(sources)).hexdigest(),
         "versions": [version("tokenizers"), version("transformers")],
@@ -153,8 +153,7 @@ def _write(
     # Rows stream from the files to the arrays, so memory does not grow with the data.
     reporting = _reporting(reader, tally, report)
     length = spec.sequence_tokens
-    long_text = spec.data.long_text
-    rows = tokenize_kept(reporting, reader, tally, tokenizer, length, rules, long_text)
+    rows = tokenize_kept(reporting, reader, tally, tokenizer, length, spec.data, rules)
     capacity = spec.sequence_tokens if spec.packing else None
     try:
         sizes = write_examples(unfinished, rows, capacity=capacity)
@@ -186,15 +185,15 @@ def tokenize_kept(
     tally: Tally,
     tokenizer: Any,
     max_tokens: int,
+    data: DataSpec,
     rules: int = TEXT_RULES,
-    long_text: LongText = "split",
 ) -> Iterator[Tokenized]:
     """Yield the tokenized rows; count skipped and truncated ones in the reader's tally.
 
     Raises:
         ExpectedError: neither the chat template nor the tokenizer has a token that ends an answer.
     """
-    for row in tokenize_rows(tokenizer, rows, max_tokens, rules, long_text):
+    for row in tokenize_rows(tokenizer, rows, max_tokens, rules, data.long_text, data.learn):
         if isinstance(row, Skipped):
             reader.skip(row)
             if row.num_tokens:

@@ -397,8 +397,7 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         content, masked = _join_parts(place, content)
     if not isinstance(content, str):
         raise ValueError(f"message {place} has no text: 'content' is {columns.name_kind(content)}")
-    if role == "assistant":  # other roles are not learned anyway
-        masked = _find_masked(place, message, content, masked)
+    masked = _find_masked(place, message, content, masked)
     extra = _find_extra(place, message) if message.keys() - columns.TURN_KEYS else ()
     return ConversationTurn(
         role=role,

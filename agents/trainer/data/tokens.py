@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agents.contract.spec import LongText
+from agents.contract.spec import Learn, LongText
 from agents.errors import ExpectedError
+from agents.shared.data.known_templates import BEGIN
 from agents.shared.files import bounded_work
 from agents.trainer.data.answers import (
     ENDLESS,
@@ -45,21 +46,12 @@ text starts with `bos_token` even if the tokenizer does not add it, and messages
 content. Version 2: rows are not reshaped, and marks of messages are not read; the last
 answer is learned as the template writes it, even if a chat begins it otherwise.
 """
-PLAIN_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ message['content'] + (eos_token or '') }}"
-    "{% elif message['role'] == 'user' %}"
-    "{{ '### Instruction:\n' + message['content'] + '\n\n### Response:\n' }}"
-    "{% else %}{{ message['content'] + '\n\n' }}{% endif %}{% endfor %}"
-)
-"""Chat template for tokenizers without one, with the wording of Stanford Alpaca."""
-_BEGIN = "{{ bos_token }}"
 
 
-def choose_plain_template(tokenizer: Any, rules: int) -> str:
-    """Return the chat template for a tokenizer without one, with the tokenizer's own beginning."""
+def begin_template(tokenizer: Any, template: str, rules: int) -> str:
+    """Return a known chat template with the tokenizer's own beginning."""
     begins = rules == 1 or bool(find_ends(tokenizer).begin)
-    return PLAIN_TEMPLATE if begins else PLAIN_TEMPLATE.removeprefix(_BEGIN)
+    return template if begins else template.removeprefix(BEGIN)
 
 
 # Number of rows and characters per call. The tokenizer takes about 80 bytes per character.
@@ -134,6 +126,7 @@ def tokenize_rows(
     max_tokens: int,
     rules: int = TEXT_RULES,
     long_text: LongText = "cut",
+    learn: Learn = "answers",
 ) -> Iterator[Tokenized | Skipped]:
     """Yield each row with at most `max_tokens`, or the reason why it is skipped.
 
@@ -143,6 +136,7 @@ def tokenize_rows(
         max_tokens: maximum number of tokens of an example.
         rules: version of `TEXT_RULES`.
         long_text: what becomes of plain text that is longer; conversations are cut.
+        learn: part of a conversation that is learned; pairs learn what differs.
 
     Raises:
         ExpectedError: a text is too long, and `long_text` is `refuse`.
@@ -150,7 +144,7 @@ def tokenize_rows(
     some: list[ConversationRow] = []
     num_chars = 0
     ends = find_ends(tokenizer) if rules > 1 else None
-    texts = _Texts(max_tokens, ends, long_text if rules >= 3 else "cut", rules)
+    texts = _Texts(max_tokens, ends, long_text if rules >= 3 else "cut", rules, learn)
     for row in rows:
         some.append(row)
         num_chars += row.num_chars
@@ -183,7 +177,7 @@ def _tokenize(
     ends = texts.ends
     if ends is None:
         rows = [_without_extra(row) for row in rows]
-    drawn = _render_rows(tokenizer, rows, texts.rules)
+    drawn = _render_rows(tokenizer, rows, texts.rules, texts.learn)
     rendered = [one for item in drawn if not isinstance(item, Skipped) for one in item.texts]
     special = set(tokenizer.all_special_ids) if any(row.learned for row in rows) else set()
     # A text that is divided is needed as a whole.
@@ -354,11 +348,15 @@ class _Texts:
         ends: ids before and after a text; None: texts have them already.
         mode: what becomes of a longer text.
         rules: version of `TEXT_RULES`.
+        learn: part of a conversation that is learned.
     """
 
-    def __init__(self, max_tokens: int, ends: Ends | None, mode: LongText, rules: int) -> None:
+    def __init__(
+        self, max_tokens: int, ends: Ends | None, mode: LongText, rules: int, learn: Learn
+    ) -> None:
         self.ends = ends
         self.rules = rules
+        self.learn: Learn = learn
         self.turn_end: TurnEnd | None = None
         """Token that ends a learned answer; None: not needed so far."""
         self.mode: LongText = mode if ends is not None else "cut"
@@ -485,7 +483,7 @@ def mark_targets(
 
 
 def _render_rows(
-    tokenizer: Any, rows: Sequence[ConversationRow], rules: int
+    tokenizer: Any, rows: Sequence[ConversationRow], rules: int, learn: Learn
 ) -> list[_Rendered | Skipped]:
     """Return the texts of rows.
 
@@ -500,7 +498,7 @@ def _render_rows(
                 number = row.number
                 more_s = _RENDER_S * (len(row.turns) + len(row.rejected))
                 # Long conversations get more time: each answer is rendered separately.
-                draw = partial(_render_row, tokenizer, row, rules)
+                draw = partial(_render_row, tokenizer, row, rules, learn)
                 drawn.append(
                     bounded_work.within_limits(
                         draw, bounded_work.SOFT_S + more_s, bounded_work.HARD_S + more_s
@@ -522,7 +520,9 @@ def _render_rows(
     return drawn
 
 
-def _render_row(tokenizer: Any, row: ConversationRow, rules: int) -> _Rendered | Skipped:
+def _render_row(
+    tokenizer: Any, row: ConversationRow, rules: int, learn: Learn
+) -> _Rendered | Skipped:
     """Return the texts of a row."""
     try:
         if not row.turns:
@@ -538,7 +538,11 @@ def _render_row(tokenizer: Any, row: ConversationRow, rules: int) -> _Rendered |
                 )
             return _Rendered(tuple(texts))
         sides = [row.turns, row.rejected] if row.rejected else [row.turns]
-        texts = [render_answers(tokenizer, turns, row.num_shared_turns, rules) for turns in sides]
+        if row.rejected:
+            learn = "answers"
+        texts = [
+            render_answers(tokenizer, turns, row.num_shared_turns, rules, learn) for turns in sides
+        ]
         extra = tuple(sorted({key for turns in sides for turn in turns for key, _ in turn.extra}))
         dropped = tuple(key for key in extra if _is_dropped(tokenizer, sides, texts, key))
         return _Rendered(tuple(texts), extra, dropped)

@@ -23,6 +23,7 @@ from agents.contract.spec import RunSpec
 from agents.shared.files.bounded_work import KILLS
 from app.errors import RacklessError, UserError
 from app.library.bundles import Source
+from app.library.chat_template import settle_template
 from app.library.data import find_data
 from app.library.models import find_tokenizer
 from app.progress import OnMessage, messages
@@ -63,6 +64,7 @@ async def preview_data(
     report = progress or (lambda text: None)
     name = spec.data.train if part == "train" else spec.data.eval or ""
     held_out_from = None if part == "train" else spec.data.train
+    spec = await asyncio.to_thread(settle_template, spec)
     data = await asyncio.to_thread(find_data, name, f"data.{part}", services.hashes)
     model = await asyncio.to_thread(find_tokenizer, spec.model, services.hashes, services.models)
     if node is None and model.root is not None and _can_run_here():

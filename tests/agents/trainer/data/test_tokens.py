@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from agents.errors import ExpectedError
+from agents.shared.data.known_templates import PLAIN_TEMPLATE
 from agents.trainer.data import tokens
 from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.tally import Skipped
-from agents.trainer.data.tokens import PLAIN_TEMPLATE, TEXT_RULES, mark_targets, tokenize_rows
+from agents.trainer.data.tokens import TEXT_RULES, mark_targets, tokenize_rows
 from agents.trainer.model.model import load_tokenizer
 from tests.agents.trainer.ranks import DEMO
 
