@@ -223,7 +223,10 @@ def _find_last(tokenizer: Any, turns: tuple[ConversationTurn, ...], text: str) -
     if prompt is None:
         return _Found(text, _find_otherwise(tokenizer, turns, len(turns) - 1, text))
     thought = _find_thought(turns[-1])
-    continues = text.startswith(prompt) and len(text) > len(prompt)
+    rest = text.removeprefix(prompt).lstrip()
+    # A template may write an empty thought before one in the content, which it does not know.
+    is_empty = bool(thought) and any(rest.startswith(closing) for _, closing in THOUGHTS)
+    continues = text.startswith(prompt) and len(text) > len(prompt) and not is_empty
     if continues and thought in text[len(prompt) :]:
         return _Found(text, range(len(prompt), len(text)))
     marks, opened = _find_opened(tokenizer, asked, prompt)
