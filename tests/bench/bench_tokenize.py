@@ -25,10 +25,11 @@ from agents.trainer.data.rows import find_files
 from tests.agents.trainer.data import published
 
 GOAL = 0.9
-_WORDS = (
+_TEXT = (
     "the river of Kelmar runs by a mill and the market is on Monday when people of the valley come "
     "to trade wool and bread for lanterns; Oren Dale laid the first stone of the bridge there."
-).split()
+)
+_WORDS = _TEXT.split()
 
 
 def _say(row: int, words: int) -> str:
@@ -94,15 +95,16 @@ def measure(kind: str, num_rows: int) -> dict[str, Any]:
             found = load_examples(find_files(path), "0", spec, tokenizer, Path(folder, "cache"))
         trained = int(found.num_tokens.sum())
     shares = {
-        key: round(trained / ours[key] / (num_tokens / alone[key]), 2) for key in ("wall_s", "cpu_s")
+        key: round(trained / ours[key] / (num_tokens / alone[key]), 2)
+        for key in ("wall_s", "cpu_s")
     }
     return {
         "kind": kind,
         "tokens": trained,
         "tokens_per_cpu_s": round(trained / ours["cpu_s"]),
         "library_tokens_per_cpu_s": round(num_tokens / alone["cpu_s"]),
-        "share_wall": shares["wall_s"],
-        "share_cpu": shares["cpu_s"],
+        "share_wall": round(shares["wall_s"], 2),
+        "share_cpu": round(shares["cpu_s"], 2),
     }
 
 

@@ -65,6 +65,8 @@ class RenderedText:
     notes: frozenset[Note] = frozenset()
     ends_with_answer: bool = False
     """True if an answer that is learned ends the text, so that it has to teach the end."""
+    is_text: bool = False
+    """True for a plain text, which may be divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,6 +574,15 @@ def fold_system(
     first = replace(turns[1], content=f"{turns[0].content}\n\n{turns[1].content}")
     folded = (first, *turns[2:])
     return folded, _render(tokenizer, folded, add_generation_prompt=False)
+
+
+def render_turns(tokenizer: Any, turns: tuple[ConversationTurn, ...]) -> str:
+    """Return the text of a finished conversation.
+
+    Raises:
+        ValueError: the template rejects the conversation.
+    """
+    return _render(tokenizer, turns, add_generation_prompt=False)
 
 
 def _try_render(
