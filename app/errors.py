@@ -16,6 +16,7 @@
      |    +-- NotAvailableYet a command of a later version
      |    +-- LockHeld        another process of this PC keeps a file locked
      |    +-- StoreLost       the database was damaged, moved or deleted while it was in use
+     |    +-- LeftOutRows     many rows would be left out: the user has to accept it
      |    +-- RunStopped      the user stopped the run while a process launched or exported it
      |    +-- Interrupted     ended by Ctrl-C or a signal (exit code 130)
      +-- AgentBug             our fault on the node; carries the remote traceback
@@ -225,6 +226,17 @@ class RunStopped(UserError):
     """Raised in a process that launches or exports a run, once the user has stopped the run."""
 
     code = topic = "run-stopped"
+
+
+class LeftOutRows(UserError):
+    """Raised when a run would start without many of its rows: the caller asks and retries."""
+
+    code = "left-out-rows"
+
+    def __init__(self, message: str, hint: str, offer: str) -> None:
+        super().__init__(message, hint)
+        self.offer = offer
+        """Label of the button that starts without them."""
 
 
 class Interrupted(UserError):

@@ -15,6 +15,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -61,6 +62,12 @@ class Holder:
         except (OSError, IndexError):
             return False
 
+    def wake(self) -> None:
+        """Continue the process if it is suspended, as `fg` does."""
+        if sys.platform != "win32" and self.is_suspended:
+            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+                os.kill(self.pid, signal.SIGCONT)
+
     def __str__(self) -> str:
         state = ", which is suspended" if self.is_suspended else ""
         since = show_moment(self.since_s, time.time())
@@ -91,7 +98,8 @@ def locked(path: Path, limit_s: float | None = LIMIT_S) -> Iterator[None]:
     After `NOTICE_S` a warning says who holds it.
 
     Raises:
-        LockHeld: another process held it for `limit_s`; None: no limit.
+        LockHeld: another process held it for `limit_s`; None: no limit, except for a process that
+            is suspended.
     """
     handle = _open(path)
     try:
@@ -202,13 +210,20 @@ def _wait(handle: int, path: Path, limit_s: float | None) -> None:
     # Polled, since a blocking flock has no timeout.
     while not _try(handle):
         waited_s = time.monotonic() - began_s
-        if limit_s is not None and waited_s >= limit_s:
+        if waited_s >= (LIMIT_S if limit_s is None else limit_s) and (
+            limit_s is not None or _is_holder_suspended(path)
+        ):
             raise refuse_held(path)
         if waited_s >= NOTICE_S and not is_said:
             is_said = True
             _log.warning("waiting: %s", refuse_held(path))
         time.sleep(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
         tries += 1
+
+
+def _is_holder_suspended(path: Path) -> bool:
+    holder = read_holder(path)
+    return holder is not None and holder.is_suspended
 
 
 def _sign(handle: int) -> None:

@@ -49,6 +49,20 @@ def show_number(value: float | None, digits: int = 0) -> str:
     return f"{value:,.{digits}f}"
 
 
+def show_count(value: float | None) -> str:
+    """Return a number of downloads or likes in at most four characters.
+
+    >>> show_count(950), show_count(12_345), show_count(8_400_000)
+    ('950', '12K', '8.4M')
+    """
+    if value is None or not math.isfinite(value):
+        return DASH
+    for scale, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if value >= scale:
+            return f"{value / scale:.{1 if value < 9.95 * scale else 0}f}{unit}"
+    return f"{value:.0f}"
+
+
 def show_loss(value: float | None) -> str:
     """Return a loss with four significant digits, or a word if it is not finite.
 

@@ -47,6 +47,8 @@ def _values(key: RunKey) -> str:
         return "boolean"
     if key.kind in ("whole", "decimal"):
         return _range(key.about) + (f" ({key.about.unit})" if key.about.unit else "")
+    if key.kind == "sources":
+        return "list of sources"
     if key.kind == "numbers":
         return "list of numbers"
     if key.kind == "text":

@@ -53,7 +53,7 @@ ORDER = {
         "text shell_words troubleshooting program errors paths filelock progress"
         " | settings private_home artifact conversation interruption"
         " | planning runfile | events | presentation hub integrations storage"
-        " | library nodes telemetry | provisioning | runs | forecasts recovery scheduling"
+        " | library nodes telemetry | provisioning | runs | forecasts data recovery scheduling"
         " | artifacts | chats flows | core | demo doctor | gui cli"
         " | __main__"
     ),
@@ -65,16 +65,16 @@ ORDER = {
     ),
     "app.planning": (
         "shape row_lengths | memory | hardware accuracy layer_costs setting_search"
-        " | candidate throughput | choice plan_context | build_context subsets"
-        " | strategies | cut reasons | advice | plan"
+        " | candidate throughput | choice plan_context split | build_context subsets"
+        " | document strategies | cut reasons | advice | refused | plan"
     ),
     "app.runs": (
         "placement run | nodes rejoin | recovery mandates | journals | snapshot | run_repository"
         " | services | * | inputs | lifecycle"
     ),
     "app.gui": (
-        "kit | session tables logs | charts forms | repairs | chat new_run nodes settings | export"
-        " | runs"
+        "kit | session tables logs | charts forms | repairs | chat new_run nodes settings"
+        " | data export | runs"
         " | artifacts overview | shell | application | self_test"
     ),
     "agents": (

@@ -16,6 +16,11 @@ from agents.contract.model_files import MAX_INDEX_BYTES, choose_files
 from agents.contract.names import MAX_FILE_BYTES, check_inside, check_number
 
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,95}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
+# A branch, a tag or a commit; no step of it may lead out of a folder.
+_REVISION = re.compile(
+    r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}){0,5}"
+)
 # A commit, or the hash of a file: SHA-1 of git, or SHA-256.
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 # Weights, configs and tokenizers: what training reads, and no program opens as code or a pickle.
@@ -99,6 +104,30 @@ def check_hub_id(model: str) -> None:
         raise ValueError(f"{model[:80]!a} is not the id of a model on the hub")
 
 
+def check_data_id(data: str) -> None:
+    """Check the hub id of a data set, `org/name` or `org/name:part`.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    name, colon, part = data.partition(":")
+    if not _HUB_ID.fullmatch(name) or (colon and not _PART.fullmatch(part)):
+        raise ValueError(f"{data[:80]!a} is not the id of a data set on the hub")
+
+
+def check_revision(revision: str) -> None:
+    """Check a branch, tag or commit, which becomes part of a path; empty: the newest.
+
+    >>> for name in ("", "main", "refs/pr/1", "v1.0"):
+    ...     check_revision(name)
+
+    Raises:
+        ValueError: it is not one.
+    """
+    if revision and not _REVISION.fullmatch(revision):
+        raise ValueError(f"{revision[:80]!a} is not a branch, a tag or a commit")
+
+
 def read_snapshot(model: str, environ: Mapping[str, str]) -> HubSnapshot | None:
     """Return the newest complete snapshot of a model, or None.
 
@@ -109,7 +138,7 @@ def read_snapshot(model: str, environ: Mapping[str, str]) -> HubSnapshot | None:
         return None
     blobs = folder.parent.parent / "blobs"
     try:
-        if _is_broken_off(blobs) or not (folder / "config.json").is_file():
+        if is_broken_off(blobs) or not (folder / "config.json").is_file():
             return None
         files = []
         for path in sorted(folder.rglob("*")):
@@ -132,7 +161,7 @@ def read_snapshot(model: str, environ: Mapping[str, str]) -> HubSnapshot | None:
     return HubSnapshot(revision=folder.name, files=chosen)
 
 
-def _is_broken_off(blobs: Path) -> bool:
+def is_broken_off(blobs: Path) -> bool:
     """Return whether a download has begun a file that is still missing."""
     # HASH.incomplete or HASH.RANDOM.incomplete; a killed download leaves it behind.
     begun = {half.name.partition(".")[0] for half in blobs.glob("*.incomplete")}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-KeyKind = Literal["text", "whole", "decimal", "tick", "choice", "names", "numbers"]
+KeyKind = Literal["text", "whole", "decimal", "tick", "choice", "names", "numbers", "sources"]
 MAX_COUNT = 10**15
 """Maximum of a whole number without its own limit. It is far beyond any use, so that arithmetic of
 a plan cannot overflow."""
@@ -116,7 +116,10 @@ class RunKey:
         """Kind of value."""
         for option in self.options:
             if typing.get_origin(option) is tuple:
-                return "numbers" if typing.get_args(option)[0] is float else "names"
+                item = typing.get_args(option)[0]
+                if dataclasses.is_dataclass(item):
+                    return "sources"
+                return "numbers" if item is float else "names"
         if self.words:
             return "choice"
         kinds: dict[Any, KeyKind] = {str: "text", int: "whole", float: "decimal", bool: "tick"}

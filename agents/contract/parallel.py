@@ -118,7 +118,12 @@ PARALLEL: dict[ParallelMode, ParallelStrategy] = {
                 Need(
                     key="optimizer", values=("adamw",), reason=", whose state other cuts continue"
                 ),
-                Need(key="compression", values=("none",)),
+                # In bf16 replicas exchange gradients in full, which is more exact than asked for.
+                Need(
+                    key="compression",
+                    values=("none", "bf16"),
+                    reason=": PowerSGD carries errors of whole gradients",
+                ),
             ),
             # One over data parallel, and one over streamed weights, which survive a lost node.
             num_margins=2,

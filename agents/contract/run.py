@@ -202,6 +202,8 @@ class AttemptIntent:
     model_path: str
     """Folder of the model on this node, or its hub id."""
     train_path: str
+    more_paths: tuple[str, ...] = ()
+    """Paths of the further sources of training data, in the order of the run file."""
     eval_path: str | None = None
     shared: tuple[SharedPlace, ...] = ()
     """Those of these paths that are on a share, which may become unavailable."""

@@ -12,11 +12,11 @@ this file is long. The fields are in the order of the form, the guide and writte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from agents.contract.data import parse_columns, parse_options
+from agents.contract.data import HeldOut, SourceSpec, parse_columns, parse_held_out, parse_options
 from agents.contract.key import MAX_COUNT, Key, RunKey, check_limits, keys_of
 from agents.contract.objectives import (
     OBJECTIVES,
@@ -39,6 +39,12 @@ Rendered = Literal["auto", "yes", "no"]
 LongText = Literal["split", "join", "cut", "refuse"]
 Learn = Literal["answers", "last_answer", "everything"]
 AlsoTrained = Literal["embed_tokens", "lm_head"]
+Deduplicate = Literal["off", "exact", "near"]
+Reasoning = Literal["learn", "keep", "drop"]
+Encoding = Literal[
+    "utf-8", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "cp1250", "cp1251", "gb18030", "big5",
+    "shift_jis", "euc_jp", "euc_kr",
+]  # fmt: skip
 Compression = Literal["none", "bf16", "powersgd"]
 ActivationBits = Literal[8, 16]
 MAX_SEED = 2**63 - 1
@@ -116,13 +122,32 @@ class DataSpec:
         str | None,
         Key(
             label="Evaluation data",
-            help="Rows that the model never trains on. Leave empty to skip evaluation.",
+            help="Rows that the model never trains on: a file, or a part of the training data, as "
+            "a share such as 0.05, a number of rows, or auto. Leave empty to skip evaluation.",
             group=DATA,
+            details="`auto` holds out 2 % of the rows, at most 200. See "
+            "[Sources](sources.md#held-out-rows).",
             placeholder="none",
             names="file",
             may_change=True,
         ),
     ] = None
+    """Data, or the part of the training data that is held out; see `held_out`."""
+    sources: Annotated[
+        tuple[SourceSpec, ...],
+        Key(
+            label="More training data",
+            help="Each row counts as often as its weight says.",
+            group=MODEL,
+            details="Instead of `train`: a list of files or data sets, each with `path` and, if "
+            "needed, `format`, `columns`, `weight`, `max_rows` and `split`. See "
+            "[Sources](sources.md#several-sources).",
+            after="data.train",
+            is_wide=True,
+            is_later=True,
+        ),
+    ] = ()
+    """All sources, of which the first one is `train`; empty: `train` is the only one."""
     format: Annotated[
         DataFormat,
         Key(
@@ -159,9 +184,10 @@ class DataSpec:
             "output=answer.",
             group=DATA,
             details="Names are `messages`, `instruction`, `input`, `output`, `system`, `text`, "
-            "`chosen`, `rejected`; `roles.user=customer` names a role of messages. Also as a "
+            "`tools`, `chosen`, `rejected`; `roles.user=customer` names a role of messages. Also a "
             "mapping: `{instruction: question, roles: {user: customer}}`. A field of a column is "
-            "`translation.en`.",
+            "`translation.en`. `candidates` with `score`, `rank` or `best` makes pairs, and `good` "
+            "keeps good rows: [Which data for what](which-data.md#with-a-mapping).",
             placeholder="recognized",
             is_wide=True,
             is_later=True,
@@ -186,11 +212,35 @@ class DataSpec:
             is_later=True,
         ),
     ] = "auto"
+    encoding: Annotated[
+        Encoding,
+        Key(
+            label="Encoding of text files",
+            help="How text files write their characters. Refused files name the likely one.",
+            group=DATA,
+            details="Names are Python's. `cp1252` reads Latin-1, `gb18030` GBK and GB 2312.",
+            choices=(
+                ("utf-8", "UTF-8"),
+                ("utf-16", "UTF-16 with a byte order mark"),
+                ("utf-16-le", "UTF-16, low byte first"),
+                ("utf-16-be", "UTF-16, high byte first"),
+                ("cp1252", "Western European (Windows-1252, Latin-1)"),
+                ("cp1250", "Central European (Windows-1250)"),
+                ("cp1251", "Cyrillic (Windows-1251)"),
+                ("gb18030", "Simplified Chinese (GBK, GB 18030)"),
+                ("big5", "Traditional Chinese (Big5)"),
+                ("shift_jis", "Japanese (Shift JIS)"),
+                ("euc_jp", "Japanese (EUC)"),
+                ("euc_kr", "Korean (EUC)"),
+            ),
+            is_later=True,
+        ),
+    ] = "utf-8"
     documents: Annotated[
         Documents,
         Key(
             label="Documents in text files",
-            help="What one document of a .txt or .md file is.",
+            help="A .txt or .md file can hold one document or many.",
             group=DATA,
             choices=(
                 ("file", "The whole file"),
@@ -204,7 +254,7 @@ class DataSpec:
         LongText,
         Key(
             label="Long text",
-            help="What becomes of a text that is longer than a sequence. Conversations are cut.",
+            help="Texts longer than a sequence are divided or cut. Conversations are cut.",
             group=DATA,
             details="`split` divides it at ends of paragraphs, lines and sentences, with every "
             "token once; `join` also fills each sequence with the next text, as pretraining does.",
@@ -276,17 +326,113 @@ class DataSpec:
             is_later=True,
         ),
     ] = ()
+    shuffle: Annotated[
+        bool,
+        Key(
+            label="Shuffle rows",
+            help="Turn off to train in the order of the file, in every epoch.",
+            group=DATA,
+            details="Without it, `max_rows` takes the first rows of a source.",
+            is_later=True,
+        ),
+    ] = True
+    deduplicate: Annotated[
+        Deduplicate,
+        Key(
+            label="Repeated rows",
+            help="Rows that repeat an earlier row, in any source, can be left out.",
+            group=DATA,
+            details="See [Sources](sources.md#which-rows-are-used-and-in-which-order).",
+            choices=(
+                ("off", "Keep them"),
+                ("exact", "Leave out exact copies"),
+                ("near", "Leave out near copies, too"),
+            ),
+            is_later=True,
+        ),
+    ] = "off"
+    reasoning: Annotated[
+        Reasoning,
+        Key(
+            label="Reasoning",
+            help="What becomes of the thoughts before the assistant's answers.",
+            group=DATA,
+            details="Thoughts are `reasoning_content`, `reasoning` or `thinking` of a message or "
+            "an instruction row, and `<think>` in an answer. `keep` does not learn them.",
+            choices=(
+                ("learn", "Learn them, as the model's template has them"),
+                ("keep", "Keep them as context: only answers are learned"),
+                ("drop", "Leave them out"),
+            ),
+            is_later=True,
+        ),
+    ] = "learn"
 
     def __post_init__(self) -> None:
         parse_columns(self.columns)
         parse_options(self.template_options)
+        parse_held_out(self.eval)
         if not self.train:
             raise ValueError("train is empty; it must name a file or a hub dataset")
+        if self.sources and self.sources[0].path != self.train:
+            raise ValueError(
+                f"train is {self.train!r}, but sources begins with {self.sources[0].path!r}; give "
+                "train or sources, not both"
+            )
+        seen = set()
+        for source in self.sources:
+            if (source.path, source.split) in seen:
+                raise ValueError(
+                    f"sources names {source.path} twice; name it once, and let its rows count "
+                    "more often by weight"
+                )
+            seen.add((source.path, source.split))
         if not all(self.ignore_columns):
             raise ValueError("ignore_columns holds an empty name; it must name columns")
         if self.chat_template is not None and not self.chat_template.strip():
             raise ValueError("chat_template is empty; it must be a file, a name, or left out")
         _are_distinct("new_tokens", self.new_tokens)
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """Part of the training data that is evaluated; None: `eval` names data, or nothing."""
+        return parse_held_out(self.eval)
+
+    @property
+    def eval_path(self) -> str | None:
+        """Evaluation data with files of its own."""
+        return self.eval if self.held_out is None else None
+
+    @property
+    def chooses_rows(self) -> bool:
+        """True if some usable rows are not trained."""
+        has_limit = any(source.max_rows is not None for source in self.sources)
+        return has_limit or self.deduplicate != "off" or self.held_out is not None
+
+    def list_sources(self) -> tuple[SourceSpec, ...]:
+        """Return all sources, at least one."""
+        return self.sources or (SourceSpec(path=self.train),)
+
+    def list_names(self) -> tuple[str, ...]:
+        """Return the files and data sets that are read."""
+        names = (*(source.path for source in self.list_sources()), self.eval_path)
+        return tuple(name for name in names if name)
+
+    def for_source(self, source: SourceSpec) -> DataSpec:
+        """Return the settings by which one source is read."""
+        return replace(
+            self,
+            train=source.path,
+            sources=(),
+            format=source.format or self.format,
+            columns=source.columns or self.columns,
+        )
+
+    def simplify(self) -> DataSpec:
+        """Return equal settings without a list of one plain source."""
+        if len(self.sources) != 1 or not self.sources[0].is_plain:
+            return self
+        return self.for_source(self.sources[0])
 
 
 PATTERN_SIGNS = frozenset("*^$|()[]\\+?")
@@ -605,6 +751,8 @@ class RunSpec:
         Key(
             label="Nodes",
             help="PCs that train together. They can have different GPUs.",
+            details="`all`: the plan chooses among all PCs and their GPUs. A list: every PC and "
+            "GPU in it takes part; `tower:0` is GPU 0 of the PC `tower`.",
             group=WHERE,
             names="node",
             may_change=True,
@@ -879,8 +1027,7 @@ class RunSpec:
             raise ValueError("model is empty; it must be a hub id or a folder")
         if self.packing and not OBJECTIVES[self.objective].packs:
             raise ValueError(f"packing is true; it must be false with objective {self.objective}")
-        if refusal := refuse_format(self.objective, self.data.format):
-            raise ValueError(f"data.format is {refusal}")
+        self._check_formats()
         if self.precision == "fp64" and self.adapter.kind == "qlora":
             raise ValueError(
                 "precision is fp64; with kind qlora it must be auto, fp32, bf16 or fp16, which "
@@ -890,6 +1037,11 @@ class RunSpec:
             raise ValueError("nodes is empty; it must be all, or name at least one node")
         if self.nodes != "all":
             _are_distinct("nodes", self.nodes)
+            pinned = {node for node, device in map(split_place, self.nodes) if device is not None}
+            if whole := sorted(pinned & set(self.nodes)):
+                raise ValueError(
+                    f"nodes lists {whole[0]} and a GPU of it; list the PC alone, or its GPUs alone"
+                )
         if refusal := self.refuse_mode(self.parallel):
             raise ValueError(refusal)
         if self.shares is not None and (not self.shares or min(self.shares) <= 0):
@@ -901,6 +1053,14 @@ class RunSpec:
         if self.adapter.kind == "full":
             return ()
         return ("embed_tokens", "lm_head") if self.data.new_tokens else self.adapter.also_train
+
+    def _check_formats(self) -> None:
+        formats = {"data.format": self.data.format}
+        for number, source in enumerate(self.data.sources):
+            formats[f"data.sources[{number}].format"] = source.format or "auto"
+        for name, row_format in formats.items():
+            if refusal := refuse_format(self.objective, row_format):
+                raise ValueError(f"{name} is {refusal}")
 
     def refuse_mode(self, parallel: str) -> str:
         """Return why a parallel mode cannot train this run; empty: it can."""
@@ -918,6 +1078,25 @@ class RunSpec:
                 must = f"; with parallel {parallel} it must be {join_or(need.values)}"
                 return f"{need.key} is {value}{must}{need.reason}"
         return ""
+
+
+def split_place(entry: str) -> tuple[str, str | None]:
+    """Return PC and device of an entry of `nodes`; None: no particular GPU.
+
+    >>> split_place("tower"), split_place("tower:1")
+    (('tower', None), ('tower', 'cuda:1'))
+    """
+    node, _, index = entry.rpartition(":")
+    return (node, f"cuda:{int(index)}") if node and index.isdecimal() else (entry, None)
+
+
+def list_named(nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return the PCs of a list of nodes, each once.
+
+    >>> list_named(("tower:0", "laptop", "tower:1"))
+    ('tower', 'laptop')
+    """
+    return tuple(dict.fromkeys(split_place(entry)[0] for entry in nodes))
 
 
 def run_keys() -> Mapping[str, RunKey]:

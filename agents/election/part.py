@@ -10,9 +10,11 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Literal, get_args
@@ -145,6 +147,8 @@ class Part:
         """Newest states of the other nodes that answer."""
         self.waiting: frozenset[str] = frozenset()
         """Nodes whose ranks wait for the same group as those here, as far as this node knows."""
+        self.ports: deque[socket.socket] = deque()
+        """Sockets that hold ports which this node has chosen for later listeners."""
         self._lost_since_s: float | None = None
         self._told: set[tuple[str, str, str]] = set()
         self._lock = threading.Lock()
@@ -389,8 +393,8 @@ class Part:
         listed = self._list_checkpoints()
         size_bytes = max((info.size_bytes for info in listed), default=0)
         grant = self.grants.grant(sender, claim.attempt, size_bytes)
-        grant.port = choose_port(self.intent.address)
-        grant.peer_port = choose_port(self.intent.address)
+        grant.port = choose_port(self.intent.address, self.ports)
+        grant.peer_port = choose_port(self.intent.address, self.ports)
         if self.member is not None:
             self.tell(sender, "claim", f"attempt {claim.attempt}")
         # The claimant needs the newest group, because survivors may have chosen other writers.

@@ -432,7 +432,7 @@ class Regrouping:
             generation=generation,
             nodes=nodes,
             address=part.intent.address,
-            port=choose_port(part.intent.address),
+            port=choose_port(part.intent.address, part.ports),
         )
         others = [part.peers[node] for node in nodes if node != part.node]
         try:

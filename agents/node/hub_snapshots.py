@@ -9,7 +9,6 @@ below the agent's home records the copy of each model.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 import stat
@@ -18,12 +17,19 @@ from pathlib import Path
 from agents.contract.chunks import DIGEST_CHARACTERS
 from agents.contract.hub import digest_of, read_snapshot
 from agents.contract.hub import find_snapshot as find_cached
-from agents.contract.requests.hub import FoundSnapshot, SnapshotPlace
+from agents.contract.requests.hub import (
+    MAX_CACHED,
+    CachedRepo,
+    CacheListing,
+    FoundSnapshot,
+    SnapshotPlace,
+)
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.file_store import FileStore
 from agents.node.files import list_files, split_destination
 from agents.shared.files.full_disk import removing_half
+from agents.shared.files.hub_cache import has_content, list_cache
 from agents.state import Home, read_json, write_json
 
 
@@ -45,6 +51,25 @@ def find_copy(home: Home, model: str) -> FoundSnapshot | None:
     except (OSError, ValueError, WireError, ExpectedError):
         return None
     return FoundSnapshot(snapshot=place.snapshot, folder=str(folder)) if is_whole else None
+
+
+def list_cached(home: Home) -> CacheListing:
+    """Return what is in the hub's cache, and the agent's own copies of other models."""
+    repos = {(one.kind, one.name): one for one in list_cache(os.environ)}
+    for record in sorted((home.path / "hub").glob("*.json")):
+        try:
+            model = from_wire(SnapshotPlace, read_json(record), "record").model
+        except (OSError, ValueError, WireError):
+            continue  # unusable, so the model is downloaded or copied again
+        copy = find_copy(home, model)
+        if copy is not None and copy.snapshot is not None and ("model", model) not in repos:
+            repos["model", model] = CachedRepo(
+                kind="model",
+                name=model,
+                size_bytes=sum(file.size_bytes for file in copy.snapshot.files),
+                revisions=(copy.snapshot.revision,),
+            )
+    return CacheListing(repos=tuple(repos.values())[:MAX_CACHED])
 
 
 def offer_snapshot(home: Home, place: SnapshotPlace) -> None:
@@ -104,20 +129,11 @@ def _require_blob(home: Home, path: Path, blob: str) -> None:
         ExpectedError: it has other content.
         OSError: it cannot be read.
     """
-    size_bytes = path.stat().st_size
-    # Blobs of large files (LFS) are named by SHA-256, other files by git's SHA-1.
+    # A stored file was verified when it arrived.
+    stored = None
     if len(blob) == DIGEST_CHARACTERS:
-        # A stored file was verified when it arrived.
-        stored = FileStore(home.path).find(blob, size_bytes)
-        if stored is not None and stored.samefile(path):
-            return
-        digest = hashlib.sha256()
-    else:
-        digest = hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)  # as git does
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != blob:
+        stored = FileStore(home.path).find(blob, path.stat().st_size)
+    if not (stored is not None and stored.samefile(path)) and not has_content(path, blob):
         raise ExpectedError(
             f"{path} differs from the file on the hub.",
             "Download the model again on the node that sent it",

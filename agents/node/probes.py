@@ -20,10 +20,11 @@ import socket
 import struct
 import termios
 import time
+from collections import deque
 
 from agents.contract.node import LinkFailure, LinkProbe
 from agents.errors import ExpectedError
-from agents.rendezvous.interfaces import bind_to, is_many
+from agents.rendezvous.interfaces import bind_to, hold_port, is_many
 
 GREETING_BYTES = 16
 GREETING_TIMEOUT_S = 2.0
@@ -44,24 +45,34 @@ _POLL_S = 0.05
 # tcpi_total_retrans and tcpi_segs_out of struct tcp_info (linux/tcp.h).
 _TCP_INFO_BYTES, _RESENT_AND_SENT = 144, (100, 136)
 BLOCK_BYTES = 1 << 18
+MAX_HELD_PORTS = 64
+"""Maximum number of ports that are held for listeners of other processes."""
 HEADER = struct.Struct("!16sQ")
 
 
-def choose_port(address: str) -> int:
-    """Return a port of `address` that is free now.
+def choose_port(address: str, held: deque[socket.socket]) -> int:
+    """Return a free port of `address`, at which another process will listen, and hold it.
+
+    A port that is only known to be free could be chosen again, or the kernel could give it to a
+    connection, before that process listens. The newest ports are held by sockets that are bound and
+    do not listen: callers are refused, and a listener that names the port still gets it.
+
+    Args:
+        address: address of this node.
+        held: sockets of earlier ports, to which that of this one is added.
 
     Raises:
         ExpectedError: the address does not belong to this node.
     """
-    family = read_family(address)
-    # Bound but not listening, so that no caller can connect meanwhile.
-    with socket.socket(family, socket.SOCK_STREAM) as chosen:
-        try:
-            chosen.bind((address, 0))
-        except OSError as error:
-            raise _explain_not_ours(address, error) from error
-        port: int = chosen.getsockname()[1]
-        return port
+    read_family(address)
+    try:
+        held.append(hold_port(address, 0))
+    except OSError as error:
+        raise _explain_not_ours(address, error) from error
+    port: int = held[-1].getsockname()[1]
+    if len(held) > MAX_HELD_PORTS:
+        held.popleft().close()
+    return port
 
 
 def open_listener(address: str) -> socket.socket:

@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import socket
 import struct
+from typing import Any
 
 from agents.errors import ExpectedError
 
@@ -29,12 +30,37 @@ def bind_to(address: str, port: int, backlog: int) -> socket.socket:
     Raises:
         OSError: the port is taken, or the address belongs to another PC or means all interfaces.
     """
+    family, place = _find_place(address, port)
+    return socket.create_server(place, family=family, backlog=backlog)
+
+
+def hold_port(address: str, port: int) -> socket.socket:
+    """Return a socket that holds a port of one address without listening; 0: any free port.
+
+    Callers are refused. A listener that names the port still gets it, but nothing else does.
+
+    Raises:
+        OSError: as for `bind_to`.
+    """
+    family, place = _find_place(address, port)
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # As `create_server` does; without it on both, the listener would be refused.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(place)
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def _find_place(address: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     # An empty address would resolve to all interfaces; "?" fails.
     family, _, _, _, place = socket.getaddrinfo(address or "?", port, type=socket.SOCK_STREAM)[0]
     # Checked after resolving: `0` and `0x0` are spellings of 0.0.0.0, too.
     if is_many(str(place[0])):
         raise OSError(f"{address} stands for more than one interface")
-    return socket.create_server(place[:2], family=family, backlog=backlog)
+    return family, place[:2]
 
 
 def is_many(address: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from agents.contract.wire import to_wire
 from agents.state import Home
 
 if TYPE_CHECKING:
+    import socket
+
     from agents.serve.chats import Chat
 
 # Characters of a progress message: libraries may print a whole traceback as one line.
@@ -58,6 +61,8 @@ class Call:
     """Running streams by the id of their request; setting the event ends one."""
     chats: dict[str, Chat]
     """Loaded models by the id of their chat."""
+    ports: deque[socket.socket] = field(default_factory=deque)
+    """Sockets that hold ports for which the master has asked."""
     afterwards: list[Callable[[], None]] = field(default_factory=list)
     """Functions to call on the same thread after the response is sent."""
 

@@ -15,6 +15,7 @@ import select
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ from agents.shared.files.secrets import format_trace, hide_secrets
 from agents.state import Home, archive_path
 
 if TYPE_CHECKING:
+    import socket
+
     from agents.serve.chats import Chat
 
 MAX_REQUESTS = 64
@@ -61,6 +64,7 @@ class Server:
         self._workers: dict[int, threading.Thread] = {}
         self._follows: dict[int, threading.Event] = {}
         self._chats: dict[str, Chat] = {}
+        self._ports: deque[socket.socket] = deque()
         self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
         self._ending = False
 
@@ -76,6 +80,8 @@ class Server:
             for ended in tuple(self._follows.values()):
                 ended.set()
             self._end_programs()
+            while self._ports:
+                self._ports.popleft().close()
 
     def _end_programs(self) -> None:
         """Kill all programs, and let their handlers clean up."""
@@ -137,7 +143,9 @@ class Server:
 
     def _work(self, request: Request) -> None:
         children = self._children[request.id] = Children()
-        call = Call(request, self._home, self._channel, children, self._follows, self._chats)
+        call = Call(
+            request, self._home, self._channel, children, self._follows, self._chats, self._ports
+        )
         try:
             try:
                 self._channel.send(self._respond(call))

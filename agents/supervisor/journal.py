@@ -1,7 +1,8 @@
 """Append JSON lines to a journal; on a full disk lines may be lost, but the run continues.
 
 Space for the next lines is reserved in advance, so lines are lost only after a long time on a full
-disk.
+disk. A crash may cut the end of a journal that masters have read already. The next line then begins
+after a gap, so that it neither continues the cut line nor lies at an offset that was read before.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from agents.disk_space import give_back, hold_ahead
 
 _HELD_BYTES = 16 << 10
 """Space reserved for the next lines, in bytes; enough for about a hundred."""
+GAP_BYTES = 4 << 10
+"""Newlines written after a line that was cut, in bytes; more than a crash usually cuts."""
 
 
 class AttemptJournal:
@@ -40,9 +43,11 @@ class AttemptJournal:
             self._dropped = 0
 
     def _append(self, data: bytes) -> None:
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                data = b"\n" * GAP_BYTES + data
             # A nearly full disk may take half a line, which would corrupt the next one.
             if os.write(file, data) != len(data):
                 os.ftruncate(file, size)

@@ -89,9 +89,20 @@ def _check(home: Home, intent: AttemptIntent) -> None:
             f"Build it: rackless nodes setup {node}",
         )
     # A relative path is the name of a model on the hub, which cannot be checked here.
-    for what, path in (("model", intent.model_path), ("training data", intent.train_path)):
+    spec = intent.spec
+    for what, name, path in (
+        ("model", spec.model, intent.model_path),
+        ("training data", spec.data.train, intent.train_path),
+        *(
+            ("training data", source.path, path)
+            for source, path in zip(spec.data.sources[1:], intent.more_paths, strict=False)
+        ),
+    ):
         if os.path.isabs(path) and not os.path.exists(path):
-            raise ExpectedError(f"The {what} is missing on node {node}: {path} does not exist.")
+            is_copy = "" if path == name else "the copy of "
+            raise ExpectedError(
+                f"The {what} is missing on node {node}: {is_copy}{name} does not exist."
+            )
     choose_interface(intent)
     if intent.resume_step is not None:
         folder = home.checkpoints(intent.run_id) / run_layout.checkpoint_name(intent.resume_step)

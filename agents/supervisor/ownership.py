@@ -27,7 +27,7 @@ from agents.supervisor.election_process import keep_election
 from agents.supervisor.leases import lease_devices, release
 from agents.supervisor.process_signs import read_process_state
 from agents.supervisor.start import start_supervisor
-from agents.supervisor.sweep import Tag, Tagged, find_processes, read_tagged, sweep
+from agents.supervisor.sweep import LEFT_SETTLE_S, Tag, Tagged, find_processes, read_tagged, sweep
 
 LOCK_TIMEOUT_S = 40.0
 STRAY_S = 10.0
@@ -114,7 +114,7 @@ def end_strays(home: Home, tagged: Tagged | None = None) -> list[Tag]:
             continue
         if folder not in found and _is_abandoned(folder):
             found[folder] = Tag(run_id, number, folder)
-    return [tag for tag in found.values() if not sweep(tag, 0.0)]
+    return [tag for tag in found.values() if not sweep(tag, 0.0, settle_s=LEFT_SETTLE_S)]
 
 
 def _is_abandoned(folder: Path) -> bool:

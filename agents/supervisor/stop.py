@@ -20,6 +20,7 @@ from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.election_process import close, end_election
 from agents.supervisor.ownership import keep_owned
 from agents.supervisor.sweep import (
+    LEFT_SETTLE_S,
     SETTLE_S,
     describe_unkillable,
     find_processes,
@@ -63,7 +64,10 @@ def stop(
         _ask(attempt, grace_s, at_loss=at_loss)
         _wait_for_supervisor(attempt, grace_s + SUPERVISOR_EXTRA_S)
         # After a recorded end, only leftover processes remain, which have no step to finish.
-        left = sweep(attempt.tag, min(grace_s, 5.0) if _is_recorded(attempt) else grace_s)
+        if _is_recorded(attempt):
+            left = sweep(attempt.tag, min(grace_s, 5.0), settle_s=LEFT_SETTLE_S)
+        else:
+            left = sweep(attempt.tag, grace_s)
         if left:
             node = read_status(attempt).node
             raise ExpectedError(describe_unkillable(left, node), "Restart that PC")

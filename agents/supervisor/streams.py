@@ -96,19 +96,23 @@ def follow(
     """Send all bytes after `offsets` until the attempt has ended or `ended` is set.
 
     Raises:
-        ExpectedError: the folder vanished, or a stream was truncated.
+        ExpectedError: the folder vanished, or a stream was truncated; the others were sent first.
     """
     reached = dict(offsets)
     while not ended.is_set():
         over = is_over(attempt)  # before reading, so that the last bytes are not missed
         moved = False
-        for stream, size in list_streams(attempt).items():
-            # A smaller size, too: `read_chunk` reports a truncated stream as an error.
-            if size != reached.get(stream, 0):
+        sizes = list_streams(attempt)
+        for stream, size in sizes.items():
+            # One that a crash has cut must not hold up the others; its writer leaves a gap.
+            if size > reached.get(stream, 0):
                 moved = True
                 _send_rest(attempt, stream, reached, send, ended)
         # One more pass without new bytes after the end shows that everything was sent.
         if over and not moved:
+            for stream, offset in reached.items():
+                if sizes.get(stream, 0) < offset:
+                    read_chunk(attempt, stream, offset, 1)  # raises the reason
             return
         if not moved:
             ended.wait(POLL_S)

@@ -10,6 +10,7 @@ of the attempt is left.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -23,6 +24,7 @@ from agents.contract import run_layout
 from agents.contract.run import AttemptIntent
 from agents.disk_space import HeldSpace
 from agents.errors import ExpectedError, explain_os_error
+from agents.rendezvous.interfaces import hold_port
 from agents.shared.files.secrets import format_trace, hide_secrets
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder
@@ -126,6 +128,7 @@ class Supervisor:
         # The SIGABRT that ends a stall would dump core, a file as large as a rank's memory.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         held: HeldSpace | None = None
+        door = self._hold_door()
         try:
             held = self._hold()
             verdict = self._take_ranks() or self._watch()
@@ -139,6 +142,16 @@ class Supervisor:
             # Only now: these blocks allow exit.json to be written to a full disk.
             held.release()
         self._write_exit(verdict)
+        door.close()
+
+    def _hold_door(self) -> contextlib.ExitStack:
+        """Hold the port at which rank 0 listens once it has imported, if that is a rank here."""
+        door, intent = contextlib.ExitStack(), self._intent
+        is_first = any(place.rank == 0 and place.node == intent.node for place in intent.ranks)
+        if is_first and intent.master_port:
+            with contextlib.suppress(OSError):  # in use: rank 0 says so
+                door.enter_context(hold_port(intent.master_address, intent.master_port))
+        return door
 
     def _hold(self) -> HeldSpace | None:
         """Reserve space for the record of the end.

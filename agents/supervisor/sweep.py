@@ -22,6 +22,8 @@ Tagged = Sequence[tuple[int, dict[bytes, bytes]]]
 """Tagged processes, each as pid and environment."""
 SETTLE_S = 10.0
 """Maximum time for a process to end after SIGKILL, in seconds; later it counts as unkillable."""
+LEFT_SETTLE_S = 1.0
+"""The same for processes that outlived such a kill: each request would wait for them again."""
 
 
 @dataclass(frozen=True)
@@ -106,16 +108,19 @@ def send_signal(tag: Tag, pid: int, number: int) -> None:
         os.close(handle)
 
 
-def sweep(tag: Tag, grace_s: float, without: int | None = None) -> list[int]:
+def sweep(
+    tag: Tag, grace_s: float, without: int | None = None, settle_s: float | None = None
+) -> list[int]:
     """End all processes of the attempt: SIGTERM, `grace_s` of time, then SIGKILL.
 
     Returns:
-        Processes that SIGKILL did not end within `SETTLE_S`, because they are stuck in the kernel.
+        Processes that SIGKILL did not end within `settle_s` (None: `SETTLE_S`), because they are
+        stuck in the kernel.
     """
     # A process may ignore SIGTERM or fork after it, so SIGKILL starts with a new scan.
     if grace_s > 0 and not _end(tag, signal.SIGTERM, grace_s, without):
         return []
-    return _end(tag, signal.SIGKILL, SETTLE_S, without)
+    return _end(tag, signal.SIGKILL, SETTLE_S if settle_s is None else settle_s, without)
 
 
 def _end(tag: Tag, number: int, patience_s: float, without: int | None) -> list[int]:

@@ -26,7 +26,7 @@ from agents.trainer.autotune import SettingChoice, describe_setting
 from agents.trainer.checkpoint.loss_saver import LossSaver
 from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.checkpoint.state import ResumePoint
-from agents.trainer.data.order import epoch_at
+from agents.trainer.data.order import epoch_at, order_rows
 from agents.trainer.evaluation import Evaluation, evaluate, is_due
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.setting import read_setting
@@ -110,6 +110,7 @@ class Loop:
         self._waits_early = self._scales or is_shared
         self._layout = self._make_layout()
         self._last_step = schedule.first_step - 1
+        self._epoch_rows = order_rows(self._spec, state.train.parts).num_rows
         # True once the optimizer has stepped in this attempt.
         self._has_stepped = False
         self._tokens_seen = resumed.tokens_seen if resumed else 0
@@ -369,7 +370,7 @@ class Loop:
         self._context.journal.write(
             "step",
             step=batch.step,
-            epoch=epoch_at(step=batch.step, batch=size, num_rows=len(self._state.train)),
+            epoch=epoch_at(step=batch.step, batch=size, num_rows=self._epoch_rows),
             **result.metrics,
             loss=result.loss,
             loss_hex=result.loss.hex(),
@@ -382,7 +383,7 @@ class Loop:
 
     def _evaluate_when_due(self, step: int, *, last: bool) -> None:
         examples, num_rows = self._state.evaluation, len(self._state.train)
-        if examples is None or not is_due(self._spec, step, num_rows, last=last):
+        if examples is None or not is_due(self._spec, step, self._epoch_rows, last=last):
             return
 
         def work() -> Evaluation:

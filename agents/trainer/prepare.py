@@ -28,8 +28,9 @@ from agents.node.checkpoints import hash_entries
 from agents.trainer.checkpoint.fingerprint import hash_like, hash_model, hash_spec
 from agents.trainer.checkpoint.resume import find_checkpoint, refuse_other_run
 from agents.trainer.checkpoint.state import load_state, read_resume_point
-from agents.trainer.data.cache import load_examples
 from agents.trainer.data.hub import find_data, find_model
+from agents.trainer.data.names import named_as_given, names_of_intent
+from agents.trainer.data.sources import DataLoader, find_sources
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tokens import TEXT_RULES
 from agents.trainer.kernels import compiling, nf4
@@ -220,29 +221,29 @@ def _load_data(
     context: RankContext, tokenizer: Any, rules: int
 ) -> tuple[ExampleSet, ExampleSet | None, str]:
     """Return the training and evaluation examples, and the hash of the training data."""
-    intent = context.attempt.intent
-    train, sha256 = _load_examples(intent.train_path, context, tokenizer, rules)
-    evaluation = None
-    if intent.eval_path is not None:
-        evaluation, _ = _load_examples(
-            *(intent.eval_path, context, tokenizer, rules), held_out_from=intent.train_path
+    attempt, progress = context.attempt, context.progress
+    intent, hashes = attempt.intent, attempt.hashes_folder
+    with named_as_given(names_of_intent(intent)):
+        evaluation = None
+        if intent.eval_path is not None:
+            evaluation = find_data(intent.eval_path, held_out_from=intent.train_path)
+        loader = DataLoader(
+            spec=intent.spec,
+            sources=find_sources(intent.spec, (intent.train_path, *intent.more_paths), hashes),
+            tokenizer=tokenizer,
+            cache=attempt.tokens_folder,
+            evaluation=evaluation,
+            evaluation_sha256=hash_files(evaluation.paths, hashes) if evaluation else "",
+            report=partial(progress.report_share, "tokenizing"),
+            wait=progress.wait,
+            rules=rules,
         )
-    context.progress.end()
-    return train, evaluation, sha256
-
-
-def _load_examples(
-    path: str, context: RankContext, tokenizer: Any, rules: int, held_out_from: str | None = None
-) -> tuple[ExampleSet, str]:
-    """Return the examples of a file, and the hash of its content; see `find_data`."""
-    attempt = context.attempt
-    files = find_data(path, held_out_from=held_out_from)
-    sha256 = hash_files(files.paths, attempt.hashes_folder)
-    progress = context.progress
-    report = partial(progress.report_share, "tokenizing")
-    spec, cache = attempt.intent.spec, attempt.tokens_folder
-    examples = load_examples(files, sha256, spec, tokenizer, cache, report, progress.wait, rules)
-    return examples, sha256
+        train = loader.load("train")
+        assert train is not None
+        held_out = loader.load("eval")
+        sha256 = loader.sha256
+    progress.end()
+    return train, held_out, sha256
 
 
 def _load_base(

@@ -25,7 +25,7 @@ from agents.trainer.checkpoint.folder import CheckpointFolder
 from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.data.examples import choose_examples
-from agents.trainer.data.order import count_steps
+from agents.trainer.data.order import order_rows
 from agents.trainer.data.preview import describe
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.gpu_pressure import watch_gpu
@@ -320,12 +320,7 @@ def _make_schedule(
     spec: RunSpec = context.attempt.intent.spec
     return TrainingSchedule(
         first_step=state.resumed.step + 1 if state.resumed else 1,
-        total_steps=count_steps(
-            epochs=spec.epochs,
-            num_rows=len(state.train),
-            batch=spec.batch_sequences,
-            max_steps=spec.max_steps,
-        ),
+        total_steps=order_rows(spec, state.train.parts).count_steps(spec),
         speeds=Speeds(
             flops=_read_flops(state.model),
             peak=find_peak(context.device, state.model.dtype),

@@ -26,10 +26,21 @@ def report_start(
     intent = context.attempt.intent
     for message, hint in find_shortages(intent, len(state.train), len(shares)):
         context.journal.write("warning", message=message, hint=hint)
-    _warn_of_findings(context.journal, state.train, Path(intent.train_path).name)
+    # As the run file names them: a node keeps data below a name of its own.
+    data = intent.spec.data
+    train = ", ".join(source.name for source in data.list_sources())
+    _warn_of_findings(context.journal, state.train, train)
+    # Held-out rows come from the same files, of which the lines above have told.
     if state.evaluation is not None and intent.eval_path:
-        _warn_of_rows(context.journal, state.evaluation, Path(intent.eval_path).name)
-        _warn_of_findings(context.journal, state.evaluation, Path(intent.eval_path).name)
+        held_out = Path(data.eval_path or intent.eval_path).name
+        _warn_of_rows(context.journal, state.evaluation, held_out)
+        _warn_of_findings(context.journal, state.evaluation, held_out)
+    if data.held_out is not None and state.evaluation is None:
+        context.journal.write(
+            "warning",
+            message="The training data has too few rows to hold any out for evaluation.",
+            hint="Give a file for evaluation, or a number of rows, or continue without",
+        )
     peak = schedule.speeds.peak
     context.journal.write(
         "started",
@@ -40,7 +51,7 @@ def report_start(
         peak_flops_per_s=peak.flops_per_s if peak else None,
         peak_measured=peak.measured if peak else None,
         world_size=len(shares),
-        data=Path(intent.train_path).name,
+        data=train,
         versions=state.versions,
         **_describe_data(state.train),
     )
@@ -76,7 +87,7 @@ def find_shortages(
         workers = "pipelines"
         hint = "Name fewer GPUs in nodes: with so few rows they are as fast"
     if num_workers <= num_examples < size:
-        # Not an error: choose_rows cycles through the data as often as a batch needs.
+        # Not an error: an order cycles through the data as often as a batch needs.
         rows = f"only {noun}{of_rows}" if is_one else f"{num_examples} {noun}s{of_rows}"
         yield (
             f"A batch of {size} sequences takes the {rows} of the data more than once.",
@@ -93,7 +104,7 @@ def _warn_of_findings(journal: RankJournal, examples: ExampleSet, name: str) -> 
         if finding.consequence != "note":
             journal.write(
                 "warning",
-                message=f"{name}: {say_finding(finding)}.",
+                message=f"{'' if finding.source else f'{name}: '}{say_finding(finding)}.",
                 hint=f"{hint_for(finding)}, or continue",
             )
 

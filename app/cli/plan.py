@@ -5,20 +5,24 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.contract.spec import RunSpec
-from app.cli.kit.command import add_run_file, with_core
+from app.cli.kit.command import add_acceptance, add_run_file, with_core
 from app.cli.kit.output import Output, plain
 from app.core.action import CoreApi
-from app.core.library import ListSentFiles, ReadRunFile
+from app.core.library import CountLeftOut, ListSentFiles, ReadRunFile
 from app.core.runs import PlanRun
 from app.library.sent_files import SentFiles, say_sent
 from app.planning.candidate import Candidate, Caveats, GpuPlan, Plan
 from app.presentation import plan_text
 from app.presentation.data_text import describe_first_rows
+from app.presentation.left_out_text import ON_A_NODE, say_count
 from app.presentation.model_text import CHECK, describe_caveats, describe_limits, describe_model
-from app.text import show_bytes, show_model, show_rate, show_share
+from app.text import capitalize, show_bytes, show_model, show_rate, show_share
+
+if TYPE_CHECKING:
+    from app.runs.inputs.left_out import DataCount
 
 MOST_SHOWN = 6
 """Maximum number of alternatives in the human form; --json has all."""
@@ -27,6 +31,7 @@ MOST_SHOWN = 6
 def declare(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(handler=with_core(_plan))
     add_run_file(parser)
+    add_acceptance(parser)
     parser.add_argument(
         "--cluster",
         metavar="FILE",
@@ -39,10 +44,26 @@ async def _plan(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     spec = await core.do(ReadRunFile(path=args.run_file, settings=args.set))
     plan = await core.do(PlanRun(spec=spec, cluster=args.cluster))
     sent = await core.do(ListSentFiles(spec=spec))
-    out.document({**plan_document(plan), "sent": plain(sent)})
+    # Data that a start refuses anyway is not worth counting.
+    counts = () if plan.refuses_data else await core.do(CountLeftOut(spec=spec), out.report)
+    out.document({**plan_document(plan), "sent": plain(sent), "left_out": plain(counts)})
     print_plan(plan, spec, out)
+    print_counts(counts, out)
     print_sent(sent, out)
+    asks = any(one.found is not None and one.found.loses_much for one in counts)
+    if asks and not args.accept_left_out:
+        out.text("\nA start asks about this loss: --accept-left-out accepts it.")
+        return 1
     return 0 if plan.chosen is not None and not plan.refuses_data else 1
+
+
+def print_counts(counts: Sequence[DataCount], out: Output) -> None:
+    """Print how many rows a run would leave out or cut."""
+    lines = [
+        f"{one.name}: {ON_A_NODE}" if one.found is None else say_count(one.name, one.found)
+        for one in counts
+    ]
+    _print_list("Data, counted", lines, out)
 
 
 def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
@@ -51,6 +72,8 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     if plan.model is not None:
         out.text(describe_model(plan.model))
     out.text(plan_text.describe_plan(plan))
+    if plan.id:
+        out.text(f"  {'Plan':<20}{plan.id}, which the next start executes")
     if plan.chosen is not None:
         for caption, text in plan_text.describe_candidate(plan.chosen):
             out.text(f"  {caption:<20}{text}")
@@ -66,7 +89,9 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     _print_list("What would help", [advice.text for advice in plan.advice], out)
     # Without a plan that fits, the first alternative is shown above.
     others = plan.others if plan.chosen is not None else plan.others[1:]
-    _print_list("Other ways", [plan_text.describe_other(one) for one in others[:MOST_SHOWN]], out)
+    ways = [plan_text.describe_other(one) for one in others[:MOST_SHOWN]]
+    refused = [f"{capitalize(one.text)}." for one in plan.refused]
+    _print_list("Other ways", [*ways, *refused], out)
     print_caveats(Caveats(parts=plan.parts), out)
     _print_list("Assumed", list(plan.assumptions), out)
     rows = [f"{caption}: {text}" for caption, text in describe_first_rows(plan.findings)]
@@ -128,7 +153,18 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     return {
         "fits": plan.chosen is not None,
         "chosen": _candidate(plan.chosen) if plan.chosen is not None else None,
+        "id": plan.id,
         "others": [_candidate(candidate) for candidate in plan.others],
+        "refused": [
+            {
+                "mode": one.mode,
+                "keys": list(one.keys),
+                "text": one.text,
+                "change": dict(one.change),
+                "would": _candidate(one.would) if one.would is not None else None,
+            }
+            for one in plan.refused
+        ],
         "advice": [{"text": one.text, "change": dict(one.change)} for one in plan.advice],
         "assumptions": list(plan.assumptions),
         "model": plain(plan.model),

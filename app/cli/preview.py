@@ -42,7 +42,8 @@ async def _preview(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     out.document({**plain(found), **more})
     print_preview(found, out)
     if evaluation is not None:
-        out.text(f"\nevaluation: {spec.data.eval}")
+        said = "held out of the training data" if spec.data.held_out else spec.data.eval
+        out.text(f"\nevaluation: {said}")
         print_figures(evaluation, out)
     print_caveats(caveats, out)
     out.text(f"\nAfter a loss: the run {describe_recovery(spec)}.")

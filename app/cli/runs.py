@@ -40,7 +40,7 @@ from app.core.runs import (
 from app.errors import UsageError, UserError
 from app.events import FoundRun, NodeSnapshot, RunEvent, RunSnapshot
 from app.interruption import Interruption
-from app.presentation.found_text import ask_to_adopt
+from app.presentation.found_text import ask_to_adopt, may_stop, may_take_over
 from app.presentation.interruption_text import summarize_story, tell_story
 from app.presentation.result_text import describe_certificate, describe_saved, describe_trace
 from app.presentation.start_text import describe_start
@@ -409,8 +409,11 @@ async def _found(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
         "No node that answers has a run that is not yours.",
     )
     if found:
-        out.text("Stop one: rackless runs stop ID --node NODE. Watch it: rackless runs adopt ID.")
-        out.text("Resume it from here after losses: rackless runs take-over ID.")
+        out.text("Watch one: rackless runs adopt ID.")
+    if any(map(may_stop, found)):
+        out.text("Stop one that has not ended: rackless runs stop ID --node NODE.")
+    if any(map(may_take_over, found)):
+        out.text("Resume one from here after losses: rackless runs take-over ID.")
     return 0
 
 

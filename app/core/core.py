@@ -84,6 +84,7 @@ class Core(CoreState):
             core.notice = " ".join(filter(None, (notice, database.notice)))
             core.at_end = at_end
             stack.push_async_callback(core.background.end)
+            stack.push_async_callback(core.close_data)
             stack.enter_context(hub.listening(core.take_sample))
             stack.enter_context(hub.listening(core.take_facts))
             yield core

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from app.core.state import CoreState
     from app.library.recipes import Recipe
     from app.library.sent_files import SentFiles
+    from app.runs.inputs.left_out import DataCount
 
 
 @action("library.preview")
@@ -60,6 +61,22 @@ class PreviewData(Action["DataPreview"]):
         if self.part == "train":
             store_counted(core.services.planning, self.spec, found)
         return found
+
+
+@action("library.count_left_out")
+class CountLeftOut(Action["tuple[DataCount, ...]"]):
+    """Count the rows that a run would leave out or cut, as far as this PC can read its data.
+
+    Raises:
+        UserError: the data cannot be used, naming file, row and reason.
+    """
+
+    spec: RunSpec
+
+    async def perform(self, core: CoreState, report: Report) -> tuple[DataCount, ...]:
+        from app.runs.inputs.left_out import count_left_out
+
+        return await count_left_out(core.services, self.spec, as_progress(report))
 
 
 @action("library.find_missing")

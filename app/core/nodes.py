@@ -177,7 +177,8 @@ class SetUpNode(Action["EnvironmentReport"]):
 
     Raises:
         UnshippedLock: the build of torch has no lock yet; ask the user, then call again.
-        UserError: it cannot be built there, or `python` does not fit.
+        UserError: it cannot be built there, `python` does not fit, or the node shares the agent's
+            folder with another one.
     """
 
     name: str
@@ -186,9 +187,15 @@ class SetUpNode(Action["EnvironmentReport"]):
     """True if the user accepts the hashes that PyTorch's index names."""
 
     async def perform(self, core: CoreState, report: Report) -> EnvironmentReport:
+        from agents.contract.requests.node import ReadFacts
+        from app.nodes.shared_homes import require_own_homes
         from app.provisioning.environment import setup_environment
         from app.provisioning.wheels import WheelPlaces
 
+        known = {n.name: n.facts for n in core.fleet.snapshots() if n.facts is not None}
+        known[self.name] = await core.fleet.client(self.name).ask(ReadFacts())
+        # Else one node would replace the environment of another.
+        await require_own_homes({name: core.fleet.client(name) for name in known}, known)
         places = WheelPlaces(
             store=core.services.paths.wheels,
             locks=core.services.paths.environments,
@@ -200,11 +207,7 @@ class SetUpNode(Action["EnvironmentReport"]):
                 places,
                 self.python,
                 as_progress(report),
-                others=[
-                    n.facts
-                    for n in core.fleet.snapshots()
-                    if n.name != self.name and n.facts is not None
-                ],
+                others=[facts for name, facts in known.items() if name != self.name],
                 accept_index=self.accept_index,
             )
         finally:

@@ -76,7 +76,9 @@ class PlanRun(Action["Plan"]):
 
             described = await asyncio.to_thread(read_cluster_file, self.cluster)
             choose_nodes(self.spec, [node.name for node in described.nodes])
-            return await core.planner.plan(self.spec, described, ask_remote=self.ask_remote)
+            return await core.planner.plan(
+                self.spec, described, ask_remote=self.ask_remote, is_imagined=True
+            )
         names = choose_nodes(self.spec, core.fleet.names())
         known = {node.name: node for node in core.fleet.snapshots()}
         if self.ask_remote and any(known[name].facts is None for name in names):
@@ -104,10 +106,13 @@ class StartRun(Action["RunSnapshot"]):
     If cancelled, it leaves nothing behind, or a failed run that can be resumed.
 
     Raises:
+        LeftOutRows: much of the data would be left out.
         UserError: it cannot be started. Once announced, the run stays as a failed one.
     """
 
     spec: RunSpec
+    accept_left_out: bool = False
+    """Start also without more than 5 % of the rows, or of their tokens."""
 
     async def perform(self, core: CoreState, report: Report) -> RunSnapshot:
         from app.runs.lifecycle.launch import start_run
@@ -117,6 +122,7 @@ class StartRun(Action["RunSnapshot"]):
             self.spec,
             lambda run_id: report(RunAnnounced(run_id)),
             as_progress(report),
+            accept_left_out=self.accept_left_out,
         )
         core.watch(run_id)
         return core.services.runs.full_snapshot(run_id)
@@ -565,9 +571,10 @@ class ListCaveats(Action["Caveats"]):
 def _require_data(spec: RunSpec) -> None:
     from app.library.data import require_data
 
-    for name, key in ((spec.data.train, "data.train"), (spec.data.eval, "data.eval")):
-        if name is not None:
-            require_data(name, key, spec.data)
+    for source in spec.data.list_sources():
+        require_data(source.path, "data.train", spec.data.for_source(source), source.split)
+    if spec.data.eval_path is not None:
+        require_data(spec.data.eval_path, "data.eval", spec.data)
 
 
 def _history(core: CoreState, run_id: str) -> RunHistory:

@@ -21,7 +21,9 @@ from app.storage.runs import RunRecord
 
 if TYPE_CHECKING:
     from app.chats.chat import Chats
+    from app.data.browser import DataBrowser
     from app.forecasts.planner import Planner
+    from app.hub.hub_search import HubSearch
     from app.storage.database import Database
     from app.storage.prompts import PromptStore
 
@@ -60,6 +62,13 @@ class CoreState:
         return Planner(self.services)
 
     @functools.cached_property
+    def hub_search(self) -> HubSearch:
+        """Searches of the hub."""
+        from app.hub.hub_search import HubSearch  # on use: most commands never search
+
+        return HubSearch()
+
+    @functools.cached_property
     def chats(self) -> Chats:
         """Open conversations."""
         from app.chats.chat import Chats  # on use: most commands never chat
@@ -67,11 +76,23 @@ class CoreState:
         return Chats(self.services)
 
     @functools.cached_property
+    def data(self) -> DataBrowser:
+        """Rows of the data that is looked through."""
+        from app.data.browser import DataBrowser  # as above
+
+        return DataBrowser(self.services.paths.home)
+
+    @functools.cached_property
     def prompts(self) -> PromptStore:
         """Test prompts of projects, and the answers that were compared."""
         from app.storage.prompts import PromptStore  # as above
 
         return PromptStore(self.database)
+
+    async def close_data(self) -> None:
+        """End the process that reads data, if there is one."""
+        if "data" in self.__dict__:
+            await self.data.close()
 
     def full_id(self, run_id: str) -> str:
         """Return the full id of a run from its first characters.
@@ -112,7 +133,7 @@ class CoreState:
     async def _forecast(
         self, spec: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
     ) -> LaunchForecast:
-        return await self.planner.forecast(spec, facts, ranks)
+        return await self.planner.forecast(spec, facts, ranks, self.samples)
 
     def _learn(self, run: RunRecord) -> None:
         from app.forecasts.learning import learn_from_run

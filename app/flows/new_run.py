@@ -7,22 +7,24 @@ back is in new_run_answers.py, the checks are in new_run_problems.py.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from agents.contract.data import parse_held_out
 from agents.contract.key import RunKey
 from agents.contract.node import NodeFacts
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.parallel import find_mode
-from agents.contract.spec import BASIC_GROUPS, GROUPS, RunSpec, run_keys
+from agents.contract.spec import BASIC_GROUPS, GROUPS, RunSpec, list_named, run_keys
 from app.events import NodeSnapshot
 from app.flows import new_run_answers
 from app.flows.new_run_problems import find_problems
 from app.planning.advice.changes import apply_change
 from app.runfile.advice import advise
-from app.runs.placement import keep_single, place_ranks
+from app.runs.placement import keep_listed, place_ranks
 from app.text import count_of, show_list
 
 LOOKING_FOR_NODES = "Looking for your nodes\u2026"
@@ -96,7 +98,8 @@ def review(
     if "shares" not in findings and (problem := _check_shares(answers, devices)):
         findings["shares"] = Finding(severity="error", text=problem)
     failed = any(finding.severity != "warning" for finding in findings.values())
-    for key, text in (*missing.items(), *_advice(answers, devices)):
+    there = [(key.partition("[")[0], text) for key, text in missing.items()]
+    for key, text in (*there, *_advice(answers, devices)):
         findings.setdefault(key, Finding(severity="warning", text=text))
     return RunReview(
         findings=findings,
@@ -116,15 +119,22 @@ def name_paths(answers: new_run_answers.RunAnswers) -> dict[str, str]:
     {'model': 'm', 'data.train': 't.jsonl'}
     """
     paths = [key.name for key in run_keys().values() if key.about.names in ("file", "folder")]
-    return {key: answers[key].strip() for key in paths if answers[key].strip()}
+    found = {key: answers[key].strip() for key in paths if answers[key].strip()}
+    with contextlib.suppress(ValueError):
+        more = new_run_answers.read_sources(answers["data.sources"])[1:]
+        found |= {f"data.sources[{place}]": one.path for place, one in enumerate(more, start=1)}
+        if parse_held_out(answers["data.eval"]) is not None:
+            del found["data.eval"]
+    return found
 
 
 def preview_spec(answers: new_run_answers.RunAnswers) -> RunSpec | None:
     """Return a spec that suffices for a data preview; None while something is missing."""
     asked = (
-        *("model", "data.train", "objective", "data.format", "data.ignore_columns"),
+        *("model", "data.train", "data.eval", "objective", "data.format", "data.ignore_columns"),
         *("data.columns", "data.documents", "data.rendered", "data.long_text"),
         *("data.learn", "data.chat_template", "data.template_options"),
+        *("data.sources", "data.eval", "data.shuffle", "data.deduplicate", "data.reasoning"),
         *("sequence_tokens", "packing", "nodes"),
     )
     # All other answers keep their defaults, so that a mistake there does not block a preview.
@@ -184,7 +194,7 @@ def chosen_nodes(
     if answers["nodes"] == new_run_answers.ALL_NODES:
         return nodes
     names = new_run_answers.split_names(answers["nodes"])
-    return tuple(node for node in nodes if node.name in names)
+    return tuple(node for node in nodes if node.name in list_named(names))
 
 
 def find_devices(
@@ -192,14 +202,18 @@ def find_devices(
 ) -> tuple[str, ...]:
     """Return the device of each rank, such as `cuda:0`; empty while not known."""
     facts: dict[str, NodeFacts] = {}
+    is_all = answers["nodes"] == new_run_answers.ALL_NODES
     for node in chosen_nodes(answers, nodes):
+        if is_all and node.state not in ("online", "connecting"):
+            continue  # a start does without it
         # Without its facts the number of its ranks is unknown, and so is the total.
         if node.facts is None:
             return ()
         facts[node.name] = node.facts
-    ranks = place_ranks(facts)
+    entries = new_run_answers.split_names(answers["nodes"])
+    ranks = keep_listed(place_ranks(facts), "all" if is_all else entries)
     if find_mode(answers["parallel"]).uses_one_gpu:
-        ranks = keep_single(ranks)
+        ranks = ranks[:1]  # any: how many there are is what matters
     return tuple(place.device for place in ranks)
 
 
@@ -233,13 +247,15 @@ def _check_nodes(
             return Finding(severity="error", text="No node is online.")
         lost = [node.name for node in nodes if node.state != "online"]
         if lost:
-            text = f"{show_list(lost)} cannot be reached now, and 'all' needs every node."
-            return Finding(severity="error", text=text)
+            it = "it" if len(lost) == 1 else "them"
+            text = f"{show_list(lost)} cannot be reached now: the run starts without {it}."
+            return Finding(severity="warning", text=text)
         return None
     chosen = new_run_answers.split_names(answers["nodes"])
     if not chosen:
         return Finding(severity="error", text="Choose at least one node.")
     states = {node.name: node.state for node in nodes}
+    chosen = list_named(chosen)
     unknown = [name for name in chosen if name not in states]
     if unknown:
         return Finding(severity="error", text=f"No node is named {show_list(unknown)}.")
@@ -266,15 +282,34 @@ def _advice(answers: new_run_answers.RunAnswers, devices: tuple[str, ...]) -> li
 
 
 def _changed(answers: new_run_answers.RunAnswers) -> frozenset[str]:
-    usual = new_run_answers.usual_answers()
+    usual, proposed = new_run_answers.usual_answers(), new_run_answers.proposed_answers()
     return frozenset(
         key.name
         for key in list_questions(advanced=True)
-        if new_run_answers.is_asked(key, answers) and answers[key.name].strip() != usual[key.name]
+        if new_run_answers.is_asked(key, answers)
+        and answers[key.name].strip() not in (usual[key.name], proposed[key.name])
     )
 
 
 # ---------------------------------------------------------------- what follows
+
+
+def _say_held_out(text: str) -> str:
+    """Return the part of the training data that is held out; empty: none.
+
+    >>> _say_held_out("auto"), _say_held_out("0.05"), _say_held_out("200"), _say_held_out("a.csv")
+    ('on 2 % of the rows, at most 200', 'on 5 % of the rows', 'on 200 rows', '')
+    """
+    try:
+        part = parse_held_out(text)
+    except ValueError:
+        return ""
+    if part is None:
+        return ""
+    if part.share is None:
+        return f"on {count_of(part.most or 0, 'row')}"
+    most = f", at most {part.most}" if part.most is not None else ""
+    return f"on {part.share * 100:g} % of the rows{most}"
 
 
 def _summary(
@@ -285,9 +320,11 @@ def _summary(
     chosen = chosen_nodes(answers, nodes)
     is_waiting = "nodes" in findings and findings["nodes"].severity == "waiting"
     no_nodes = "not known yet" if is_waiting else "none chosen"
+    held_out = _say_held_out(answers["data.eval"])
     rows = [
         ("Nodes", show_list([node.name for node in chosen]) if chosen else no_nodes),
         ("Devices", describe_devices(chosen)),
+        *([("Evaluation", held_out)] if held_out else []),
     ]
     if "batch_sequences" not in findings and "sequence_tokens" not in findings:
         tokens = new_run_answers.read_whole(

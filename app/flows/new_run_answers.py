@@ -5,12 +5,16 @@ Answers are texts as typed, so that an unfinished number is an answer too and no
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from agents.contract.data import SourceSpec
 from agents.contract.key import RunKey
 from agents.contract.spec import PATTERN_SIGNS, DataSpec, RunSpec, run_keys
+from agents.contract.wire import to_wire
 from app.planning.advice.changes import apply_change
 from app.text import shorten, show_exponent
 
@@ -31,6 +35,11 @@ def usual_answers() -> RunAnswers:
     return {**to_answers(_USUAL), "model": "", "data.train": ""}
 
 
+def proposed_answers() -> RunAnswers:
+    """Return the answers that a new form begins with: those, and a part held out to evaluate."""
+    return {**usual_answers(), "data.eval": "auto"}
+
+
 def is_asked(key: RunKey, answers: RunAnswers) -> bool:
     """Return whether a question applies, given the other answers."""
     if key.about.only_with is None:
@@ -45,7 +54,13 @@ def to_spec(answers: RunAnswers) -> RunSpec:
     Raises:
         ValueError: an answer is not usable, or two contradict each other.
     """
-    return apply_change(_USUAL, {key.name: _value(key, answers) for key in run_keys().values()})
+    values = {key.name: _value(key, answers) for key in run_keys().values()}
+    if sources := values["data.sources"]:
+        # The first source has a field of its own.
+        first = replace(sources[0], path=values["data.train"])
+        values["data.sources"] = (first, *sources[1:])
+    spec = apply_change(_USUAL, values)
+    return replace(spec, data=spec.data.simplify())
 
 
 def _value(key: RunKey, answers: RunAnswers) -> Any:
@@ -72,8 +87,11 @@ def to_answers(spec: RunSpec) -> dict[str, str]:
 def use_recipe(answers: RunAnswers, recipe: RunSpec) -> RunAnswers:
     """Return the answers of a recipe, with name, model, data and nodes of `answers`."""
     # A recipe brings settings; its own model and data are only those it was saved with.
-    kept = ("name", "model", "data.train", "data.eval", "nodes")
-    return {**to_answers(recipe), **{key: answers[key] for key in kept}}
+    kept = ("name", "model", "data.train", "data.sources", "data.eval", "nodes")
+    found = {**to_answers(recipe), **{key: answers[key] for key in kept}}
+    if not found["data.eval"] and recipe.data.held_out is not None:
+        found["data.eval"] = str(recipe.data.eval)  # a part of any data
+    return found
 
 
 # ---------------------------------------------------------------- texts as typed
@@ -94,6 +112,8 @@ def read_answer(key: RunKey, text: str) -> Any:
         return read_whole(text)
     if key.kind == "decimal":
         return read_decimal(text)
+    if key.kind == "sources":
+        return read_sources(text)
     if key.kind == "numbers":
         return tuple(read_decimal(number) for number in split_names(text))
     # By text: `8` is the number 8 where the words are numbers.
@@ -105,6 +125,26 @@ def read_answer(key: RunKey, text: str) -> Any:
     # A regular expression may contain commas, so it is never split.
     is_pattern = str in key.options and PATTERN_SIGNS.intersection(text)
     return text if key.kind == "text" or is_pattern else split_names(text)
+
+
+def read_sources(text: str) -> tuple[SourceSpec, ...]:
+    """Read sources of training data, a list of objects in JSON; a weight may be a text as typed.
+
+    Raises:
+        ValueError: a source is not usable; it names its number.
+
+    >>> read_sources('[{"path": "a"}, {"path": "b", "weight": "0,5"}]')[1].weight
+    0.5
+    """
+    found = []
+    for number, plain in enumerate(json.loads(text) if text else (), start=1):
+        try:
+            if isinstance(weight := plain.get("weight"), str):
+                plain = {**plain, "weight": read_decimal(weight)}
+            found.append(SourceSpec(**{**plain, "columns": tuple(plain.get("columns", ()))}))
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"Source {number}: {error}") from None
+    return tuple(found)
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -156,6 +196,8 @@ def _shown(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return YES if value else NO
+    if isinstance(value, tuple) and value and isinstance(value[0], SourceSpec):
+        return json.dumps(to_wire(value))
     if isinstance(value, tuple):
         return ", ".join(map(_shown, value))
     if not isinstance(value, float):

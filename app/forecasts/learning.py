@@ -60,8 +60,8 @@ def store_counted(store: PlanningStore, spec: RunSpec, data: DataPreview) -> Non
     """Store the size of a run's data if all of it has been tokenized."""
     if data.whole and data.num_examples > 0:
         counted = CountedData(
-            num_rows=data.num_examples,
-            num_tokens=data.num_tokens,
+            num_rows=data.num_in_epoch,
+            num_tokens=data.num_tokens_in_epoch,
             longest_tokens=data.longest_tokens,
         )
         store.save_counted(make_data_key(spec), counted)

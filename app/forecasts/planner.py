@@ -8,13 +8,14 @@ every key press.
 from __future__ import annotations
 
 import asyncio
-import os
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
+from agents.contract.messages import WireError, from_wire, to_wire
 from agents.contract.node import Calibration, NodeFacts, Sample
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.parallel import find_mode, refuse_parallel
@@ -31,13 +32,13 @@ from app.library.chat_template import settle_template
 from app.library.configs import LocatedConfig, is_hub_id
 from app.library.data_judge import settle_by_template
 from app.library.data_key import make_data_key
-from app.library.data_size import DataGuess, cut_and_pack, guess_data
+from app.library.data_size import DataGuess, cut_and_pack, guess_sources
 from app.library.model_check import find_folder, require_usable
 from app.nodes.endpoints import choose_endpoints
 from app.planning.accuracy.misses import find_miss
 from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanRequest
-from app.planning.choice import find_fewer, find_least
 from app.planning.cut import find_absence, find_problem, make_cut
+from app.planning.document import PlanDocument, describe_choice, make_document, say_changes
 from app.planning.hardware.cluster import Cluster, LinkSpeed, Pair, PlannedNode, make_cluster
 from app.planning.hardware.measurement_limits import find_fault
 from app.planning.plan import make_plan
@@ -45,6 +46,7 @@ from app.planning.row_lengths import pick_lengths
 from app.planning.shape.model_parts import ModelPart, list_parts
 from app.planning.shape.model_shape import ModelShape, read_shape
 from app.runfile.advice import advise
+from app.runs.placement import keep_places, place_ranks
 from app.runs.services import LaunchForecast, Services
 from app.storage.planning import PlanningStore
 from app.text import show_list
@@ -70,6 +72,7 @@ class Planner:
         online: Sequence[str] = (),
         silent: Sequence[str] = (),
         ask_remote: bool = True,
+        is_imagined: bool = False,
     ) -> Plan:
         """Return the plan for a run.
 
@@ -79,6 +82,8 @@ class Planner:
             online: nodes that can be asked for the model's config.
             silent: nodes that did not answer, which the plan leaves out.
             ask_remote: whether to ask nodes and the hub for a config that is not on this PC.
+            is_imagined: whether the PCs are described in a file; else the next start executes the
+                plan.
 
         Raises:
             UserError: the model's sizes are unknown, or there is no such node.
@@ -88,7 +93,9 @@ class Planner:
         )
         # In a thread, like all reads below: large plans would block the event loop.
         plan = _put_requested_first(spec, await asyncio.to_thread(make_plan, request))
-        advice = (*plan.advice, *_advise_nodes(spec, plan, cluster))
+        if plan.chosen is not None and not is_imagined:
+            document = make_document(request, plan.chosen)
+            await asyncio.to_thread(self._keep_shown, spec, document)
         findings = await asyncio.to_thread(self._judge_data, spec)
         # Without a chosen plan, warnings refer to the nearest miss, which is shown instead.
         shown = plan.chosen or (plan.others[0] if plan.others else None)
@@ -97,7 +104,6 @@ class Planner:
         past = await asyncio.to_thread(load_past, self._services.planning)
         return replace(
             plan,
-            advice=advice,
             assumptions=(*plan.assumptions, *notes),
             warnings=advise(spec, devices, model=model, num_rows=request.data.num_rows),
             miss=find_miss(past, {(gpu.node, gpu.device) for gpu in shown.gpus}) if shown else None,
@@ -166,35 +172,63 @@ class Planner:
         return settle_by_template(self._guess(spec).findings, settle_template(spec))
 
     async def forecast(
-        self, spec: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
+        self,
+        spec: RunSpec,
+        facts: Mapping[str, NodeFacts],
+        ranks: Sequence[RankPlacement],
+        samples: Mapping[str, Sample] | None = None,
     ) -> LaunchForecast:
-        """Return the forecast for exactly these ranks, and advice on its nodes."""
-        # One plan serves both, since its candidates always include one with all GPUs.
-        cluster = describe_nodes(self._services.planning, facts)
-        # A resume may run on other nodes than the run file names.
-        asked = spec if spec.nodes == "all" else replace(spec, nodes=tuple(facts))
+        """Return the choice of ranks and its forecast: the plan that was shown, if nothing changed.
+
+        Args:
+            spec: the run.
+            facts: nodes that may take part.
+            ranks: ranks that may take part.
+            samples: newest sample of each node, as for the plan that is shown.
+        """
+        cluster = describe_nodes(self._services.planning, facts, samples, ranks)
         try:
-            request, _ = await self.build_request(asked, cluster, ask_remote=False)
-        except UserError:  # the model's sizes are not known on this PC
+            request, _ = await self.build_request(spec, cluster, online=tuple(facts))
+        except UserError:  # the model's sizes are not known
             return LaunchForecast()
         plan = await asyncio.to_thread(make_plan, request)
-        candidate = _find_candidate(plan, spec, ranks)
-        # A run file that names its nodes needs no advice on them.
-        is_free = spec.nodes == "all" and spec.parallel == "auto"
-        forecast = cut = problem = None
-        if candidate is not None:
-            forecast = make_forecast(candidate, request, ranks, plan.assumptions)
-            cut = make_cut(candidate, ranks, request.shape.num_layers)
-            problem = find_problem(candidate, plan.advice)
-        else:
-            problem = find_absence(request, plan.advice, len(ranks))
+        if plan.chosen is None:
+            return _forecast_misfit(request, plan, ranks)
+        document = make_document(request, plan.chosen)
+        shown = await asyncio.to_thread(self._find_shown, spec)
+        changed = ""
+        if shown is not None and shown.conditions == document.conditions:
+            document = shown  # by value: what other programs hold on a GPU may have changed
+        elif shown is not None and shown.id != document.id:
+            what = say_changes(shown.conditions, document.conditions)
+            now = describe_choice(cluster, document.candidate)
+            changed = f"since plan {shown.id} was shown, {what}: it is {now} now"
+        candidate = document.candidate
+        places = tuple((gpu.node, gpu.device) for gpu in candidate.gpus)
+        kept = keep_places(ranks, places)
+        left = set(facts) - {node for node, _ in places}
+        is_part = len(places) < len(ranks)
         return LaunchForecast(
-            forecast=forecast,
-            cut=cut,
-            problem=problem,
-            advice=tuple(one.text for one in plan.advice if is_free and "nodes" in one.change),
-            fewer=find_fewer(asked, request.cluster, plan),
+            forecast=make_forecast(candidate, request, kept, plan.assumptions),
+            cut=make_cut(candidate, kept, request.shape.num_layers),
+            problem=find_problem(candidate, plan.advice),
+            advice=_say_left(cluster, candidate, sorted(left)) if is_part else (),
+            places=places,
+            nodes=cluster.name_places(places) if is_part else (),
+            plan_id=document.id,
+            changed=changed,
         )
+
+    def _find_shown(self, spec: RunSpec) -> PlanDocument | None:
+        """Return the plan that was last shown for these settings, or None."""
+        found = self._services.planning.shown_plan(_make_spec_key(spec))
+        try:
+            return None if found is None else from_wire(PlanDocument, found)
+        except WireError:  # stored by another version
+            return None
+
+    def _keep_shown(self, spec: RunSpec, document: PlanDocument) -> None:
+        self._services.planning.save_shown_plan(_make_spec_key(spec), to_wire(document))
 
     def _inspect(self, spec: RunSpec) -> ModelFolder | None:
         """Return the inspected model folder; None: it is not on this PC.
@@ -284,36 +318,59 @@ def _require_targets(spec: RunSpec, shape: ModelShape) -> None:
         raise UserError(f"{misfit.key} {misfit.text}", f"{misfit.hint}.")
 
 
-def _find_candidate(plan: Plan, spec: RunSpec, ranks: Sequence[RankPlacement]) -> Candidate | None:
-    """Return the plan's candidate that trains on exactly these ranks, or None.
-
-    With `parallel: auto` it is the best that fits and is runnable, else the one in which every rank
-    holds the whole model.
+def _forecast_misfit(
+    request: PlanRequest, plan: Plan, ranks: Sequence[RankPlacement]
+) -> LaunchForecast:
+    """Return the forecast of a run that fits in no way: the whole model on each rank that it may
+    use, whose error names the missing memory, or the reason to refuse it.
     """
-    wanted = {(place.node, place.device) for place in ranks}
-    found = [
-        candidate
-        for candidate in (plan.chosen, *plan.others)
-        if candidate is not None and {(gpu.node, gpu.device) for gpu in candidate.gpus} == wanted
-    ]
-    whole = "data" if len(ranks) > 1 else "single"
-    if spec.parallel == "auto":
-        fitting = [one for one in found if one.fits and one.runnable]
-        if fitting:
-            return find_least(fitting)
-    # If nothing fits, the run still starts with the whole model on each rank, and the trainer's
-    # error names the missing memory.
+    spec = request.spec
+    kept = ranks[:1] if find_mode(spec.parallel).uses_one_gpu else ranks
+    wanted = {(place.node, place.device) for place in kept}
+    whole = "data" if len(kept) > 1 else "single"
     mode = whole if find_mode(spec.parallel).holds == "model" else spec.parallel
-    of_mode = [one for one in found if one.mode == mode]
-    return min(of_mode, key=lambda one: (not one.fits, one.step_s), default=None)
+    found = [
+        one
+        for one in plan.others
+        if one.mode == mode and {(gpu.node, gpu.device) for gpu in one.gpus} == wanted
+    ]
+    candidate = min(found, key=lambda one: (not one.fits, one.step_s), default=None)
+    if candidate is None:
+        return LaunchForecast(problem=find_absence(request, plan.advice, len(kept)))
+    return LaunchForecast(
+        forecast=make_forecast(candidate, request, kept, plan.assumptions),
+        cut=make_cut(candidate, kept, request.shape.num_layers),
+        problem=find_problem(candidate, plan.advice),
+    )
+
+
+def _say_left(cluster: Cluster, candidate: Candidate, left: Sequence[str]) -> tuple[str, ...]:
+    """Return a sentence on the GPUs that take no part."""
+    who = show_list(left) if left else "some GPUs"
+    verb = "takes" if len(left) == 1 else "take"
+    return (f"{who} {verb} no part: the plan is {describe_choice(cluster, candidate)}",)
+
+
+def _make_spec_key(spec: RunSpec) -> str:
+    """Return a key of all settings but the name, which a form changes by itself."""
+    settings = {**to_wire(spec), "name": ""}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def describe_nodes(
     store: PlanningStore,
     facts: Mapping[str, NodeFacts],
     samples: Mapping[str, Sample] | None = None,
+    ranks: Sequence[RankPlacement] | None = None,
 ) -> Cluster:
-    """Return the cluster of real nodes, with all measurements."""
+    """Return the cluster of real nodes, with all measurements.
+
+    Args:
+        store: measurements.
+        facts: facts by node.
+        samples: newest sample by node.
+        ranks: ranks that may take part; None: those of all nodes. Names of one PC share its GPUs.
+    """
     try:
         endpoints = choose_endpoints(facts)
         interfaces = {name: endpoint.interface for name, endpoint in endpoints.items()}
@@ -325,12 +382,20 @@ def describe_nodes(
         for (node, _), found in store.calibrations().items()
         if node in nodes and not _find_fault(found, nodes[node])
     }
-    return make_cluster(
+    cluster = make_cluster(
         facts,
         samples=samples,
         measured=_measured_links(store),
         interfaces=interfaces,
         calibrations=calibrations,
+    )
+    able = {(one.node, one.device) for one in (ranks or place_ranks(facts))}
+    return replace(
+        cluster,
+        nodes=tuple(
+            replace(node, gpus=tuple(gpu for gpu in node.gpus if (node.name, gpu.device) in able))
+            for node in cluster.nodes
+        ),
     )
 
 
@@ -377,26 +442,9 @@ def _put_requested_first(spec: RunSpec, plan: Plan) -> Plan:
     return replace(plan, others=tuple(others), advice=(advice,))
 
 
-def _advise_nodes(spec: RunSpec, plan: Plan, cluster: Cluster) -> tuple[Advice, ...]:
-    """Advise leaving out nodes, since a start uses every node of the run file."""
-    chosen, known = plan.chosen, [node.name for node in cluster.nodes]
-    if chosen is None or spec.nodes != "all" or set(chosen.nodes) == set(known):
-        return ()
-    # One piece of advice on nodes is enough.
-    if any("nodes" in advice.change for advice in plan.advice):
-        return ()
-    left = [name for name in known if name not in chosen.nodes]
-    if find_fewer(spec, cluster, plan):
-        text = f"A start leaves out {show_list(left)}: the run does not fit on all nodes together"
-        return (Advice(text=text),)
-    text = f"A start uses every node: to leave out {show_list(left)}, list the others in nodes"
-    return (Advice(text=text, change={"nodes": chosen.nodes}),)
-
-
 def guess_run_data(spec: RunSpec) -> DataGuess:
     """Return the guess of a run's data from its first rows, truncated and packed as by the run."""
-    path = Path(os.path.expanduser(spec.data.train))
-    return cut_and_pack(guess_data(path, spec.data), spec)
+    return cut_and_pack(guess_sources(spec.data), spec)
 
 
 def find_data_size(
@@ -411,10 +459,12 @@ def find_data_size(
             longest_tokens=counted.longest_tokens,
         )
         return size, ""
-    path = Path(os.path.expanduser(spec.data.train))
+    sources = spec.data.list_sources()
+    name = show_list([source.name for source in sources])
     guess = guess_size(spec)
     if guess.num_rows is None:
-        note = f"the size of {spec.data.train} is unknown until it has been tokenized"
+        name = name if len(sources) > 1 else spec.data.train
+        note = f"the size of {name} is unknown until it has been tokenized"
         return DataSize(), f"{note}: rackless preview counts it"
     size = DataSize(
         num_rows=guess.num_rows,
@@ -424,7 +474,7 @@ def find_data_size(
         lengths=_typical_lengths(spec, guess),
     )
     sample = "its rows" if guess.is_whole else "its first megabyte"
-    return size, f"tokens of {path.name} estimated from {sample}, at 4 characters each"
+    return size, f"tokens of {name} estimated from {sample}, at 4 characters each"
 
 
 def _typical_lengths(spec: RunSpec, guess: DataGuess) -> tuple[int, ...]:

@@ -17,15 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.contract.hub import HubFile, HubSnapshot, is_copied, read_token
+from agents.contract.hub import HubFile, HubSnapshot, is_copied
 from agents.contract.wire import from_wire, to_wire
 from agents.shared.files.full_disk import removing_half
 from agents.shared.models.config import MOST_BYTES, find_config, parse_config
 from app.errors import UserError
 from app.paths import private_folder
 
-FETCH_S = 10.0
-"""Maximum duration of a request to the hub, in seconds."""
 # Time after which a failed fetch is retried, in seconds.
 _FORGET_S = 60.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
@@ -87,7 +85,7 @@ class ConfigLibrary:
                 f"there is no model folder {model} here, and it is not a hub id",
                 "Give the folder's path (relative to the run file), or a hub id such as org/name.",
             )
-        # A failure is cached, else every plan would wait for the hub, up to FETCH_S.
+        # A failure is cached, else every plan would wait for the hub, up to its time limit.
         failed = self._failed.get(model)
         if failed is not None and time.monotonic() - failed[0] < _FORGET_S:
             raise failed[1]
@@ -124,14 +122,16 @@ class ConfigLibrary:
             return from_wire(HubSnapshot, wire, "the hub's answer")
         return None
 
-    def _is_offline(self) -> bool:
-        return self._environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no")
-
     def _get(self, path: str) -> bytes:
-        endpoint = self._environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        token = read_token(self._environ) or _read_keyring()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return self._fetch(f"{endpoint}/{path}", headers)
+        from app.hub import hub_http  # on use, here and below: most commands never fetch
+
+        address = f"{hub_http.read_endpoint(self._environ)}/{path}"
+        return self._fetch(address, hub_http.make_headers(self._environ))
+
+    def _is_offline(self) -> bool:
+        from app.hub.hub_http import is_offline
+
+        return is_offline(self._environ)
 
     def _ask_hub(self, model: str) -> bytes:
         from urllib.error import HTTPError  # on use: most commands never fetch
@@ -191,15 +191,9 @@ def fetch_file(address: str, headers: Mapping[str, str]) -> bytes:
         OSError: the network failed, or the hub refused the request.
         ValueError: the file is too large for a config.
     """
-    from urllib.request import Request, urlopen
+    from app.hub.hub_http import ask  # on use: most commands never fetch
 
-    request = Request(address, headers=dict(headers))
-    with urlopen(request, timeout=FETCH_S) as answer:
-        # One more byte than allowed, to detect a file that is too large.
-        data: bytes = answer.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES} bytes")
-    return data
+    return ask(address, headers, MOST_BYTES).data
 
 
 def _reason(code: int) -> str:
@@ -209,9 +203,3 @@ def _reason(code: int) -> str:
             "settings) gives no access, or there is no such model"
         )
     return "there is no such model" if code == 404 else f"it answers {code}"
-
-
-def _read_keyring() -> str:
-    from app.hub.token_keyring import stored_token
-
-    return stored_token()[0]

@@ -13,32 +13,37 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from agents.contract.spec import DataSpec
+from agents.shared.data.encodings import offer_encoding
 from agents.shared.data.files import (
     KINDS,
     LONG_LINE,
     MAX_LINE_CHARS,
+    UTF_8,
     TableLines,
     UnreadableData,
     explain_bad_json,
+    explaining_bytes,
     find_delimiter,
     find_kind,
     find_line_end,
     look_through,
+    open_text,
     read_lines,
+    read_page,
 )
-from agents.shared.data.reshape import offer_mapping
+from agents.shared.data.offers import offer_mapping
+from agents.shared.data.splits import choose_named
 from agents.shared.files.folder_files import ForeignFile, open_regular, require_own
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
 from app.library.data_judge import RowJudge
 from app.library.private_places import HINT, explain_name, explain_private
 from app.storage.hashes import HashStore
-from app.text import shorten
+from app.text import shorten, show_list
 
 QUICK_BYTES = 1 << 20
 """Maximum size of data that is read in full by checks that must be instant, in bytes."""
@@ -56,7 +61,6 @@ _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _BLANK = re.compile(r"\s*")
 _GAP = re.compile(r"[ \t\r\n,]*")
 _NO_OBJECT = "a row is not an object such as {...}"
-_NOT_UTF_8 = "Save the file as UTF-8; nothing was started."
 # Bytes that are not UTF-8, as `surrogateescape` decodes them.
 _FOREIGN_BYTE = re.compile("[\udc80-\udcff]")
 
@@ -84,14 +88,16 @@ def explain_missing_data(name: str) -> str:
     return "There is no such file or folder on this PC."
 
 
-def require_data(name: str, key: str, data: DataSpec | None = None) -> None:
+def require_data(
+    name: str, key: str, data: DataSpec | None = None, split: str | None = None
+) -> None:
     """Refuse data that no run can read, in milliseconds: large files are not read in full.
 
     Raises:
         UserError: there is no such file, its kind is not supported, it is empty or broken, or it
             would be trained wrongly.
     """
-    files = _list_files(name, key)
+    files = _list_files(name, key, split)
     try:
         sizes = {path: path.stat().st_size for path in files}
     except OSError as error:
@@ -101,11 +107,19 @@ def require_data(name: str, key: str, data: DataSpec | None = None) -> None:
         check_form(*files, data=data, name=Path(name))
         return
     # An empty file is no problem if another file has rows.
-    check_kinds(*(path for path in files if sizes[path]))
+    encoding = data.encoding if data else UTF_8
+    check_kinds(*(path for path in files if sizes[path]), encoding=encoding)
 
 
 def find_data(
-    name: str, key: str, hashes: HashStore, data: DataSpec | None = None, beyond: Sequence[str] = ()
+    name: str,
+    key: str,
+    hashes: HashStore,
+    data: DataSpec | None = None,
+    beyond: Sequence[str] = (),
+    *,
+    split: str | None = None,
+    counts: list[int | None] | None = None,
 ) -> Source:
     """Validate a data file or folder and return its bundle.
 
@@ -117,23 +131,29 @@ def find_data(
         hashes: cached hashes of files.
         data: format and ignored columns of the run; None: accept any readable data.
         beyond: tokens for which the model has no weights.
+        split: name of the split of a folder to use alone.
+        counts: gets the number of rows; None if only a node can count them.
 
     Raises:
         UserError: there is no such file, its kind is not supported, it is broken, or it would be
             trained wrongly.
     """
-    files = _list_files(name, key)
+    files = _list_files(name, key, split)
     if not files:
+        if counts is not None:
+            counts.append(None)
         return Source(value=name)  # on the hub
     path = Path(name).expanduser().absolute()
-    check_form(*files, data=data, name=path, beyond=beyond)
+    num_rows = check_form(*files, data=data, name=path, beyond=beyond)
+    if counts is not None:
+        counts.append(num_rows)
     if path.is_dir():
         return make_bundle("data", path.name, path, files, hashes)
     file = _follow(path)
     return make_bundle("data", path.stem, file.parent, [file], hashes, member=file.name)
 
 
-def _list_files(name: str, key: str) -> tuple[Path, ...]:
+def _list_files(name: str, key: str, split: str | None = None) -> tuple[Path, ...]:
     """Return the files of data on this PC; empty: it is a data set of the hub.
 
     Raises:
@@ -148,8 +168,25 @@ def _list_files(name: str, key: str) -> tuple[Path, ...]:
         )
     path = Path(name).expanduser().absolute()
     if path.is_dir():
-        return _list_folder(path)
+        files = _list_folder(path)
+        return files if split is None else _choose_split(path, files, split)
+    if split is not None and path.exists():
+        raise UserError(
+            f"{name} is one file and has no split {split}",
+            "Name a folder with a file of each split, or leave the split out.",
+        )
     return () if not path.exists() and is_hub_data(name) else (path,)
+
+
+def _choose_split(folder: Path, files: Sequence[Path], split: str) -> tuple[Path, ...]:
+    chosen = choose_named(folder, files, split)
+    if not chosen:
+        names = show_list([file.relative_to(folder).as_posix() for file in files[:5]])
+        raise UserError(
+            f"{folder} has no split {split}; its files are {names}",
+            "Name a split that is part of a file's name, or leave it out.",
+        )
+    return tuple(chosen)
 
 
 def _follow(path: Path) -> Path:
@@ -186,12 +223,13 @@ def _list_folder(folder: Path) -> tuple[Path, ...]:
             raise UserError(f"{path} {private}, so {folder} is not sent", HINT)
     if not found.data:
         raise UserError(
-            f"{folder} holds no data file", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet."
+            f"{folder} holds no data file",
+            "Use .jsonl, .json, .csv, .tsv, .txt, .md, .html, .parquet or source code.",
         )
     return found.data
 
 
-def check_kinds(*paths: Path) -> None:
+def check_kinds(*paths: Path, encoding: str = UTF_8) -> None:
     """Refuse files that are not data, by their names and first bytes.
 
     Raises:
@@ -199,7 +237,7 @@ def check_kinds(*paths: Path) -> None:
     """
     for path in paths:
         with _explained(path):
-            if find_kind(path) == "parquet":
+            if find_kind(path, encoding) == "parquet":
                 _check_parquet(path)
 
 
@@ -218,8 +256,10 @@ def _explained(path: Path) -> Iterator[None]:
 
 def check_form(
     *paths: Path, data: DataSpec | None = None, name: Path | None = None, beyond: Sequence[str] = ()
-) -> None:
+) -> int | None:
     """Read data files once and refuse data that cannot be read, or would be trained wrongly.
+
+    Returns the number of whole rows; None if only a node can count them.
 
     Args:
         paths: the files.
@@ -232,10 +272,13 @@ def check_form(
     """
     judge = RowJudge(data or DataSpec(train="-"), beyond)
     count = _RowCount(judge)
+    is_counted = True
     for path in paths:
         judge.begin(path)
         with _explained(path):
-            kind = find_kind(path)
+            kind = find_kind(path, judge.encoding)
+            is_large = kind == "json" and path.stat().st_size > _LARGE_JSON_BYTES
+            is_counted &= kind not in ("parquet", "text") and not is_large
             if kind == "parquet":
                 _check_parquet(path)
                 count.num_whole += 1
@@ -249,31 +292,30 @@ def check_form(
         raise UserError(
             f"{paths[0]} {is_or_are} empty", "Give a file with at least one row to learn from."
         )
+    return count.num_whole if is_counted else None
 
 
 def _count_rows(path: Path, kind: str, count: _RowCount) -> None:
+    with explaining_bytes(path, count.meant.encoding):
+        _count_text_rows(path, kind, count)
+
+
+def _count_text_rows(path: Path, kind: str, count: _RowCount) -> None:
+    encoding = count.meant.encoding
     ends = find_line_end(path, kind)
-    with _open(path, newline=ends) as file:
+    with open_text(open_regular(path), encoding, newline=ends) as file:
         lines = read_lines(path, file, ends)
         if kind == "csv":
             _check_table(path, lines, count)
-        elif kind == "text":
-            _check_text(path, lines, count)
-        elif kind == "jsonl" or _has_row_per_line(path):
+        elif kind in ("text", "html"):
+            _check_text(path, lines if kind == "text" else read_page(path, file), count)
+        elif kind == "jsonl" or _has_row_per_line(path, encoding):
             _check_json_lines(path, lines, count)
         elif path.stat().st_size > _LARGE_JSON_BYTES:
             _judge_json(file.read(_JUDGED_JSON_CHARS), count)
             count.num_whole += 1  # too large to hold here; the trainer streams it
         else:
             _check_json(path, file.read(), count)
-
-
-def _open(path: Path, newline: str) -> TextIO:
-    # utf-8-sig skips the byte order mark that Windows editors write. As on the nodes, bytes that
-    # are not UTF-8 invalidate their row, not the file.
-    return TextIOWrapper(
-        open_regular(path), encoding="utf-8-sig", errors="surrogateescape", newline=newline
-    )
 
 
 def _check_parquet(path: Path) -> None:
@@ -303,7 +345,7 @@ class _RowCount:
         """Count a row that was parsed from `text`; it is broken if `text` is not UTF-8."""
         if odd := _FOREIGN_BYTE.search(text):
             reason = f"byte 0x{ord(odd[0]) - 0xDC00:02x} is not UTF-8"
-            self.add_broken(path, number, reason, _NOT_UTF_8)
+            self.add_broken(path, number, reason, "" if self._first else _hint_bytes(path))
             return
         self.num_whole += 1
         self.meant.add(row)
@@ -328,6 +370,12 @@ class _RowCount:
         # Without any whole row, the first broken row explains more than "the file is empty".
         if self._first and (self._num_broken > too_many or not self.num_whole):
             raise self._first
+
+
+def _hint_bytes(path: Path) -> str:
+    offered = offer_encoding(path)
+    also = f", or set {offered}" if offered else ""
+    return f"Save the file as UTF-8{also}; nothing was started."
 
 
 def _check_text(path: Path, lines: Iterable[str | None], count: _RowCount) -> None:
@@ -368,10 +416,10 @@ def _hint_for(row: Any, otherwise: str = "") -> str:
     return f"Set {offer}; nothing was started." if offer else otherwise or _NO_START
 
 
-def _has_row_per_line(path: Path) -> bool:
+def _has_row_per_line(path: Path, encoding: str) -> bool:
     """Return whether the first line of a `.json` file is a complete object."""
     line = "\n"
-    with _open(path, newline="\n") as file:
+    with open_text(open_regular(path), encoding, newline="\n") as file:
         while line and not line.strip():
             line = file.readline(_MOST_LINE_CHARS)
     if not line.lstrip().startswith("{"):
@@ -440,7 +488,8 @@ def _check_table(path: Path, lines: Iterator[str | None], count: _RowCount) -> N
     csv.field_size_limit(MAX_LINE_CHARS)
     bounded = TableLines(path, lines)
     # Strict, since otherwise a stray quote swallows the rows after it.
-    reader = csv.reader(iter(bounded), delimiter=find_delimiter(path), strict=True)
+    delimiter = find_delimiter(path, count.meant.encoding)
+    reader = csv.reader(iter(bounded), delimiter=delimiter, strict=True)
     names: list[str] = []
     try:
         for fields in reader:

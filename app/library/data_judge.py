@@ -16,9 +16,10 @@ from typing import Any
 from agents.contract.data import DataFinding
 from agents.contract.spec import DataSpec, RunSpec
 from agents.shared.data import findings
-from agents.shared.data.columns import choose_format
+from agents.shared.data.columns import THOUGHT_KEYS, choose_format
 from agents.shared.data.known_templates import KNOWN
-from agents.shared.data.reshape import ColumnMapping, offer_mapping, unfold
+from agents.shared.data.offers import offer_mapping
+from agents.shared.data.reshape import ColumnMapping, explain_reading, unfold
 from app.errors import UserError
 
 # Limit of row numbers in a file; a place is file index times this plus row number.
@@ -35,6 +36,8 @@ class RowJudge:
     """
 
     def __init__(self, data: DataSpec, beyond: Sequence[str] = ()) -> None:
+        self.encoding: str = data.encoding
+        """Encoding of text files."""
         self._format = str(data.format)
         self._ignored = frozenset(data.ignore_columns)
         self._meanings = findings.RowMeanings(data.ignore_columns, beyond)
@@ -43,7 +46,7 @@ class RowJudge:
         self._number = 0
         self._may_wrap = False
         self._held: list[dict[str, Any]] = []
-        self._misfit = self._offer = ""
+        self._misfit = self._offer = self._reading = ""
 
     def begin(self, path: Path, *, may_wrap: bool = True) -> None:
         """Begin the next file; its only object may be a wrapper if `may_wrap`."""
@@ -81,16 +84,21 @@ class RowJudge:
 
     def _judge(self, row: Any) -> None:
         self._number += 1
-        if isinstance(row, (dict, list)):
-            shaped = self._mapping.apply(row)
+        if isinstance(row, (dict, list)) and not self._mapping.leave_out(row):
+            try:
+                shaped = self._mapping.apply(row)
+            except ValueError as error:
+                self._misfit = self._misfit or f"row {self._number}: {error}"
+                return
             self._judge_shaped(shaped if isinstance(shaped, dict) else {}, row)
 
     def _judge_shaped(self, row: dict[str, Any], given: Any) -> None:
         if self._format == "auto":
             try:
-                self._format = choose_format(
-                    {key: value for key, value in row.items() if key not in self._ignored}
-                )
+                kept = {key: value for key, value in row.items() if key not in self._ignored}
+                self._format = choose_format(kept)
+                if isinstance(given, dict):
+                    self._reading = explain_reading(given, kept, self._format)
             except ValueError as error:
                 self._misfit = self._misfit or f"row {self._number}: {error}"
                 self._offer = self._offer or offer_mapping(given)
@@ -106,7 +114,8 @@ class RowJudge:
     def find(self) -> tuple[DataFinding, ...]:
         """Return the findings, the gravest first."""
         self._release()
-        return tuple(self._place(one) for one in self._meanings.find())
+        found = tuple(self._place(one) for one in self._meanings.find())
+        return (*found, *findings.describe_reading(self._reading, self._number))
 
     def _place(self, found: DataFinding) -> DataFinding:
         if found.row is None:
@@ -148,7 +157,14 @@ def settle_by_template(found: Iterable[DataFinding], spec: RunSpec) -> tuple[Dat
     settled = []
     for one in found:
         key = one.column.removeprefix(findings.MESSAGES)
-        if key == one.column or one.kind not in ("reasoning", "unknown"):
+        if one.kind == "tooled":
+            if template and "tool" not in template:
+                settled.append(replace(one, kind="no_tools", consequence="refuse"))
+        elif one.kind == "thought":
+            # Transformers gives a thought to the template under each of these names.
+            if not any(name in template for name in THOUGHT_KEYS):
+                settled.append(replace(one, kind="template", consequence="warn"))
+        elif key == one.column or one.kind not in ("reasoning", "unknown"):
             settled.append(one)
         elif key not in template:
             settled.append(replace(one, kind="template"))

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from agents.contract.spec import RunSpec
+from agents.contract.wire import to_wire
 from app.library.data_size import list_files
 
 
@@ -30,6 +31,15 @@ def make_data_key(spec: RunSpec) -> str:
         parts.append(sorted(spec.data.ignore_columns))
     if spec.data.columns:
         parts.append(["columns", *sorted(spec.data.columns)])
+    if spec.data.sources:
+        parts.append(
+            [
+                [to_wire(source), _stat(Path(os.path.expanduser(source.path)))]
+                for source in spec.data.sources
+            ]
+        )
+    if spec.data.chooses_rows or not spec.data.shuffle:
+        parts.append([spec.data.deduplicate, spec.data.shuffle, spec.data.eval])
     if spec.data.rendered != "auto":
         parts.append(spec.data.rendered)
     if (texts := [spec.data.documents, spec.data.long_text]) != ["file", "split"]:
@@ -38,6 +48,8 @@ def make_data_key(spec: RunSpec) -> str:
     other = [data.learn, data.chat_template, data.template_options, data.new_tokens]
     if other != ["answers", None, (), ()]:
         parts.append(other)
+    if spec.data.reasoning != "learn":
+        parts.append(spec.data.reasoning)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

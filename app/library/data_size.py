@@ -20,7 +20,7 @@ from typing import Any
 from agents.contract.data import DataFinding
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import DataSpec, Documents, RunSpec
-from agents.shared.data.files import KINDS, MAX_LINE_CHARS, may_be_data
+from agents.shared.data.files import MAX_LINE_CHARS, OTHERS, choose_data, codec_of, kind_of
 from agents.shared.data.findings import describe_cut, sort_findings
 from agents.shared.data.reshape import unfold
 from agents.shared.files.folder_files import is_own, open_regular
@@ -95,6 +95,43 @@ def guess_data(path: Path, data: DataSpec | None = None) -> DataGuess:
         lengths=first.lengths,
         findings=first.findings,
         is_text=first.is_text,
+    )
+
+
+def guess_sources(data: DataSpec) -> DataGuess:
+    """Guess an epoch of all sources: limited, without held-out rows, and weighted. Never raises."""
+    sources = data.list_sources()
+    paths = [Path(os.path.expanduser(source.path)) for source in sources]
+    guesses = [
+        guess_data(path, data.for_source(source))
+        for path, source in zip(paths, sources, strict=True)
+    ]
+    if len(sources) > 1:
+        guesses = [
+            replace(guess, findings=tuple(replace(f, source=source.name) for f in guess.findings))
+            for guess, source in zip(guesses, sources, strict=True)
+        ]
+    findings = sort_findings(finding for guess in guesses for finding in guess.findings)
+    known = [(guess.num_rows or 0, guess.mean_tokens or 0.0) for guess in guesses]
+    if any(guess.num_rows is None or guess.mean_tokens is None for guess in guesses):
+        return replace(NOTHING, findings=findings)
+    used = [
+        min(count, source.max_rows or count)
+        for (count, _), source in zip(known, sources, strict=True)
+    ]
+    num_used = sum(used)
+    held_out = data.held_out.count(num_used) if data.held_out is not None else 0
+    kept = 1 - held_out / max(1, num_used)
+    rows = [count * kept * source.weight for count, source in zip(used, sources, strict=True)]
+    num_tokens = sum(count * mean for count, (_, mean) in zip(rows, known, strict=True))
+    return DataGuess(
+        num_rows=max(1, round(sum(rows))),
+        mean_tokens=num_tokens / max(1e-9, sum(rows)),
+        longest_tokens=max(guess.longest_tokens or 0 for guess in guesses) or None,
+        is_whole=all(guess.is_whole for guess in guesses),
+        lengths=tuple(length for guess in guesses for length in guess.lengths),
+        findings=findings,
+        is_text=all(guess.is_text for guess in guesses),
     )
 
 
@@ -180,9 +217,9 @@ def list_files(path: Path) -> list[Path] | None:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
                 # A link out of the folder is left out here; the start refuses it.
-                elif may_be_data(entry.name) and is_own(Path(entry.path), path):
+                elif kind_of(entry.name) and is_own(Path(entry.path), path):
                     found.append(Path(entry.path))
-    return sorted(found)
+    return choose_data(sorted(found))
 
 
 def _guess_file(path: Path, judge: RowJudge, documents: Documents) -> DataGuess:
@@ -190,8 +227,8 @@ def _guess_file(path: Path, judge: RowJudge, documents: Documents) -> DataGuess:
     data = _read_start(path, SAMPLE_BYTES)
     is_whole = len(data) == size_bytes
     counts = [count for count in map(_count, _judged(path, data, judge)) if count]
-    if documents != "line" and KINDS.get(path.suffix.lower()) == "text" and counts:
-        text = data.decode("utf-8-sig", "replace")
+    if documents != "line" and kind_of(path.name) in ("text", "html") and counts:
+        text = data.decode(codec_of(judge.encoding), "replace")
         # The whole file, of which the sample is the beginning; paragraphs are like the first ones.
         parts = [text] if documents == "file" else re.split(r"\n\s*\n", text)
         counts = [_count({"text": part}) for part in parts if part.strip()]
@@ -237,7 +274,7 @@ def _judged(path: Path, data: bytes, judge: RowJudge) -> Iterator[Any]:
     """Judge and yield the rows at the beginning of a file."""
     read = _READERS.get(path.suffix.lower())
     judge.begin(path, may_wrap=False)  # the readers unwrap by themselves
-    for row in read(data.decode("utf-8-sig", "replace")) if read is not None else ():
+    for row in read(data.decode(codec_of(judge.encoding), "replace")) if read is not None else ():
         judge.add(row)
         yield row
 
@@ -309,5 +346,5 @@ def _count(row: Any) -> int:
 _READERS = {
     ".jsonl": _read_json_lines, ".ndjson": _read_json_lines, ".json": _read_json,
     ".csv": _read_csv, ".tsv": _read_csv, ".txt": _read_text, ".text": _read_text,
-    ".md": _read_text,
+    ".md": _read_text, **dict.fromkeys(OTHERS, _read_text),
 }  # fmt: skip

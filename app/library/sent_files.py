@@ -46,7 +46,10 @@ def list_sent(spec: RunSpec) -> tuple[SentFiles, ...]:
     Raises:
         UserError: the server of a share does not answer.
     """
-    named = {"data.train": spec.data.train, "data.eval": spec.data.eval, "model": spec.model}
+    named = {"data.train": spec.data.train, "data.eval": spec.data.eval_path, "model": spec.model}
+    if spec.data.sources:
+        sources = {f"data.sources[{n}]": one.path for n, one in enumerate(spec.data.sources)}
+        named = {**sources, **{key: named[key] for key in ("data.eval", "model")}}
     names = {key: name for key, name in named.items() if name}
     require_answer(names.values())
     found = (_describe(key, name) for key, name in names.items())

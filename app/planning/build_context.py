@@ -6,10 +6,11 @@ import math
 from dataclasses import replace
 
 from agents.contract.objectives import OBJECTIVES
+from agents.contract.spec import RunSpec
 from app.planning import throughput
 from app.planning.accuracy.learning import Correction
 from app.planning.candidate import PlanRequest
-from app.planning.hardware.cluster import ASSUMED_DISK_BYTES_PER_S, Cluster, PlannedGpu, PlannedNode
+from app.planning.hardware.cluster import Cluster, PlannedGpu, PlannedNode
 from app.planning.hardware.rates import Rates, find_rates
 from app.planning.memory.forecast import GIB
 from app.planning.memory.gpu import GpuMemory, is_compiled
@@ -25,11 +26,16 @@ def open_case(request: PlanRequest) -> Case:
     spec = request.spec
     shape = request.shape.tell_apart(spec.adapter.targets)
     cluster = request.cluster
-    if spec.nodes != "all":
-        cluster = cluster.keep(spec.nodes)
+    cluster = choose_cluster(spec, cluster)
     longest, mean, notes = _lengths(request)
     work = throughput.measure_work(shape, spec, _attended(request, mean))
     workers, more = _workers(request, cluster, work)
+    kept = {node.name for node in cluster.nodes}
+    more += [
+        f"{node.name} has no GPU and takes no part"
+        for node in request.cluster.nodes
+        if node.name not in kept and spec.nodes == "all"
+    ]
     return Case(
         spec=spec,
         shape=shape,
@@ -42,6 +48,26 @@ def open_case(request: PlanRequest) -> Case:
         network_factor=request.learned.network.value,
         assumptions=(*notes, *more, *_link_notes(cluster)),
     )
+
+
+def choose_cluster(spec: RunSpec, cluster: Cluster) -> Cluster:
+    """Return the PCs and GPUs among which a plan may choose.
+
+    Listed ones keep the order of the list, whose first PC has rank 0. With `all` the order is that
+    of names, so that the order of a file decides nothing, and a PC without a GPU takes no part if
+    others have one: its CPU would be a hundred times slower.
+    """
+    if spec.nodes != "all":
+        return cluster.keep(spec.nodes)
+    if all(is_cpu_only(node) for node in cluster.nodes) or spec.shares is not None:
+        return cluster
+    able = [node for node in cluster.nodes if not is_cpu_only(node)]
+    return replace(cluster, nodes=tuple(sorted(able, key=lambda node: node.name)))
+
+
+def is_cpu_only(node: PlannedNode) -> bool:
+    """Return whether a PC would train on its CPU."""
+    return bool(node.gpus) and all(gpu.device == "cpu" for gpu in node.gpus)
 
 
 def _lengths(request: PlanRequest) -> tuple[int, float, list[str]]:
@@ -149,9 +175,7 @@ def make_worker(
             compiled=is_cpu or is_compiled(spec, memory),
         ),
         correction=learned,
-        # GPUs of one PC share its RAM and its SSD.
-        host_bytes=node.free_ram_bytes // len(node.gpus),
-        disk_bytes_per_s=(node.disk_bytes_per_s or ASSUMED_DISK_BYTES_PER_S) / len(node.gpus),
+        num_sharing=max(1, len(node.gpus)),
     )
 
 

@@ -176,6 +176,21 @@ class Advice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RefusedMode:
+    """A mode that a key of the run file forbids."""
+
+    mode: ParallelMode
+    keys: tuple[str, ...]
+    """Dotted keys that forbid it, or `model` or `nodes`."""
+    text: str
+    """Reason and forecast, as a sentence without a full stop."""
+    would: Candidate | None = None
+    """Its best plan once the keys are undone; None: not known."""
+    change: Mapping[str, object] = field(default_factory=dict)
+    """Values by dotted key that undo the refusal; empty: nothing of the run file does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunLimit:
     """GPUs whose layers are not compiled, hence not replayed either, with the reason and cost."""
 
@@ -214,6 +229,10 @@ class Plan:
     advice: tuple[Advice, ...]
     assumptions: tuple[str, ...]
     """Sentences on unknown facts and the assumptions made instead."""
+    refused: tuple[RefusedMode, ...] = ()
+    """Modes that a key of the run file forbids."""
+    id: str = ""
+    """Hash of what a start decides: mode, GPUs, shares and settings; empty: nothing fits."""
     warnings: tuple[FieldAdvice, ...] = ()
     """Settings that are allowed but probably not intended."""
     miss: PlanMiss | None = None

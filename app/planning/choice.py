@@ -12,8 +12,9 @@ from collections.abc import Iterable
 
 from agents.contract.parallel import PARALLEL, find_mode
 from agents.contract.spec import RunSpec
-from app.planning.candidate import Candidate, Plan
+from app.planning.candidate import Candidate
 from app.planning.hardware.cluster import Cluster
+from app.planning.plan_context import meets_demand
 
 MARGIN = 0.15
 """Difference in speed within which forecasts of two modes do not show which is faster, as a share.
@@ -57,46 +58,12 @@ def choose(spec: RunSpec, cluster: Cluster, found: Iterable[Candidate]) -> Candi
         for one in found
         if one.fits
         and one.runnable
-        and _is_asked(spec, cluster, one)
-        and _is_allowed(spec, cluster, one)
+        and is_asked(spec, cluster, one)
+        and is_allowed(spec, cluster, one)
     )
 
 
-def find_fewer(spec: RunSpec, cluster: Cluster, plan: Plan) -> tuple[str, ...]:
-    """Return the plan's nodes if the run fits in no mode on all nodes that it may use.
-
-    Empty: it may fit on all, the run file names nodes, mode or shares, or no plan fits.
-
-    Args:
-        spec: the run's spec.
-        cluster: nodes that may take part.
-        plan: the plan made for them.
-    """
-    chosen, is_free = plan.chosen, spec.nodes == "all" and spec.parallel == "auto"
-    if chosen is None or not is_free or spec.shares is not None:
-        return ()
-    devices = {(node.name, gpu.device) for node in cluster.nodes for gpu in node.gpus}
-    on_all = [one for one in (chosen, *plan.others) if _list_devices(one) == devices]
-    if any(one.runnable and (one.fits or _may_hold_all(one)) for one in on_all):
-        return ()
-    # A start uses all GPUs of its nodes.
-    used = {(node, device) for node, device in devices if node in chosen.nodes}
-    return chosen.nodes if _list_devices(chosen) == used != devices else ()
-
-
-def _list_devices(one: Candidate) -> set[tuple[str, str]]:
-    return {(gpu.node, gpu.device) for gpu in one.gpus}
-
-
-def _may_hold_all(one: Candidate) -> bool:
-    """Return whether each GPU holds the model if memory is at the lower end of the forecast."""
-    # The lower end, since a forecast that is a little too high must not cost a node.
-    return not one.divides_layers and all(
-        gpu.memory.low_bytes <= gpu.room_bytes for gpu in one.gpus
-    )
-
-
-def _is_asked(spec: RunSpec, cluster: Cluster, one: Candidate) -> bool:
+def is_asked(spec: RunSpec, cluster: Cluster, one: Candidate) -> bool:
     """Return whether the spec asks for a candidate's mode; with one GPU, `data` is that GPU."""
     num_gpus = sum(len(node.gpus) for node in cluster.nodes)
     is_alone = PARALLEL[one.mode].uses_one_gpu and num_gpus == 1
@@ -104,13 +71,11 @@ def _is_asked(spec: RunSpec, cluster: Cluster, one: Candidate) -> bool:
     return spec.parallel in ("auto", one.mode) or is_same
 
 
-def _is_allowed(spec: RunSpec, cluster: Cluster, one: Candidate) -> bool:
-    """Return whether a candidate uses the nodes that the spec names."""
-    if spec.nodes == "all" and spec.shares is None:
+def is_allowed(spec: RunSpec, cluster: Cluster, one: Candidate) -> bool:
+    """Return whether a candidate uses every PC and GPU that the spec lists."""
+    if PARALLEL[one.mode].uses_one_gpu and spec.parallel == one.mode:
         return True
-    if find_mode(spec.parallel).uses_one_gpu:
-        return one.nodes[0] == cluster.nodes[0].name
-    return set(one.nodes) == {node.name for node in cluster.nodes}
+    return meets_demand(spec, cluster, {(gpu.node, gpu.device) for gpu in one.gpus})
 
 
 def _count_passes(candidate: Candidate) -> float:

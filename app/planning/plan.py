@@ -1,14 +1,14 @@
 """Find the fastest candidate that fits: `make_plan`, quick enough to follow typing.
 
-A mode that the trainer cannot run yet is computed and shown, but never chosen. A plan uses all
-nodes and the mode that the run file names; `nodes: all` and `parallel: auto` leave the choice to it
-(see `choice`).
+A mode that the trainer cannot run yet is computed and shown, but never chosen. A plan uses every PC
+and the mode that the run file names; `nodes: all` and `parallel: auto` leave the choice to it (see
+`choice`). A start executes it (see `document`).
 """
 
 from __future__ import annotations
 
 from agents.contract.parallel import PARALLEL, ParallelMode
-from app.planning.advice.plan_advice import give_advice
+from app.planning.advice.plan_advice import find_together, give_advice
 from app.planning.advice.run_limits import list_limits
 from app.planning.build_context import open_case
 from app.planning.candidate import Advice as Advice
@@ -19,9 +19,11 @@ from app.planning.candidate import Plan as Plan
 from app.planning.candidate import PlanRequest as PlanRequest
 from app.planning.candidate import StepParts as StepParts
 from app.planning.choice import choose
+from app.planning.document import identify
 from app.planning.hardware.cluster import ASSUMED_DISK_BYTES_PER_S
 from app.planning.plan_context import Case
 from app.planning.reasons import explain, name_nodes
+from app.planning.refused import advise_full_gradients, advise_undoing, list_refused
 from app.planning.shape.model_parts import list_parts, summarize
 from app.planning.strategies.registry import PLANNED_MODES, propose_candidates
 
@@ -36,9 +38,19 @@ def make_plan(request: PlanRequest) -> Plan:
         # Without a plan, the nearest miss explains the most.
         others.sort(key=lambda one: _order_misfit(request, one))
     if chosen is not None:
-        chosen = explain(case, chosen, chosen, _find_whole(found))
+        chosen = explain(case, chosen, chosen, _find_whole(found), find_together(case, found))
+    refused = list_refused(request, case, chosen)
+    undoing = (
+        *advise_undoing(case, refused, chosen),
+        *advise_full_gradients(request, case, chosen),
+    )
     advice = give_advice(request, case, chosen, found)
+    # With a named mode, the reason comes first, before its remedy.
+    is_free = request.spec.parallel == "auto"
+    advice = (*undoing, *advice) if is_free else (*advice, *undoing)
     return Plan(
+        refused=refused,
+        id=identify(chosen) if chosen is not None else "",
         chosen=chosen,
         others=tuple(others),
         advice=advice,
@@ -90,7 +102,7 @@ def _keep_best(case: Case, found: list[Candidate]) -> list[Candidate]:
         alike = (one.mode, round(one.step_s, 6), *sorted(gpu.card for gpu in one.gpus))
         counts[one.mode] = counts.get(one.mode, 0) + (alike not in seen)
         most = PLANNED_MODES[one.mode].max_shown
-        # A start uses all GPUs, so that plan is always shown.
+        # The plan of all GPUs is always shown: users expect it, and the reason why it lost.
         mode = PARALLEL[one.mode]
         is_started = mode.runnable and not mode.uses_one_gpu
         is_asked = is_started and len(one.gpus) == len(case.workers)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 from agents.contract.parallel import ParallelMode
-from agents.contract.spec import RunSpec
+from agents.contract.spec import RunSpec, split_place
 from app.planning.accuracy.learning import Correction
 from app.planning.candidate import Candidate, GpuPlan, StepParts
-from app.planning.hardware.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode
+from app.planning.hardware.cluster import (
+    ASSUMED_DISK_BYTES_PER_S,
+    Cluster,
+    LinkSpeed,
+    PlannedGpu,
+    PlannedNode,
+)
 from app.planning.hardware.rates import Rates
+from app.planning.hardware.ring import Orders, link_s
 from app.planning.memory.forecast import (
     Fit,
     GpuMemory,
@@ -41,10 +51,23 @@ class Worker:
     rates: Rates
     pace: PlannedPace
     correction: Correction
-    host_bytes: int
-    """Host memory that this GPU may use for offloading, in bytes."""
-    disk_bytes_per_s: float
-    """Sequential reads from the node's SSD while its other GPUs also read, in bytes per second."""
+    num_sharing: int = 1
+    """Number of GPUs of its PC that take part and share RAM and SSD."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that this GPU may use for offloading, in bytes."""
+        return self.node.free_ram_bytes // self.num_sharing
+
+    @property
+    def disk_bytes_per_s(self) -> float:
+        """Reads from the PC's SSD while its other GPUs also read, in bytes per second."""
+        return (self.node.disk_bytes_per_s or ASSUMED_DISK_BYTES_PER_S) / self.num_sharing
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """PC and device."""
+        return self.node.name, self.gpu.device
 
     @property
     def like(self) -> tuple[object, ...]:
@@ -53,7 +76,7 @@ class Worker:
         return (*card, self.rates, self.correction)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """A request with the inputs that all parallel modes share."""
 
@@ -71,6 +94,13 @@ class Case:
     assumptions: tuple[str, ...]
     fits: dict[tuple[object, ...], Fit] = field(default_factory=dict, repr=False, compare=False)
     """Cache of `fit`, by worker and number of ranks."""
+    known: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)
+    """Results that candidates of one mode share, by a key of that mode."""
+
+    @cached_property
+    def orders(self) -> Orders:
+        """Best orders of the PCs by their links."""
+        return Orders(self.cluster, [node.name for node in self.cluster.nodes])
 
     @property
     def mean_tokens(self) -> float:
@@ -85,7 +115,33 @@ class Case:
     def of(self, names: Iterable[str]) -> tuple[Worker, ...]:
         """Return the GPUs of these nodes, in order."""
         wanted = set(names)
-        return tuple(worker for worker in self.workers if worker.node.name in wanted)
+        return self.team(worker for worker in self.workers if worker.node.name in wanted)
+
+    def team(self, workers: Iterable[Worker]) -> tuple[Worker, ...]:
+        """Return GPUs that train together: in the order of their ranks, sharing their PCs' RAM."""
+        some = tuple(workers)
+        counts = Counter(worker.node.name for worker in some)
+        if len(counts) > 2 and not self.keeps_order and not self.orders.is_uniform:
+            ring = self.orders.ring(frozenset(counts))[0]
+            # Any PC of a ring may come first: the first of the run file.
+            first = ring.index(some[0].node.name)
+            place = {name: number for number, name in enumerate((*ring[first:], *ring[:first]))}
+            some = tuple(sorted(some, key=lambda worker: place[worker.node.name]))
+        return tuple(
+            worker
+            if worker.num_sharing == counts[worker.node.name]
+            else replace(worker, num_sharing=counts[worker.node.name])
+            for worker in some
+        )
+
+    def is_demanded(self, workers: Iterable[Worker]) -> bool:
+        """Return whether GPUs include every PC and GPU that the run file lists."""
+        return meets_demand(self.spec, self.cluster, {worker.place for worker in workers})
+
+    @property
+    def keeps_order(self) -> bool:
+        """True if ranks follow the run file, which gives each its share."""
+        return self.spec.shares is not None
 
     def fit(self, worker: Worker, ranks: int) -> Fit:
         """Return the setting that the trainer will choose on this GPU as one of `ranks`."""
@@ -156,17 +212,17 @@ class Case:
 
     def ring(self, workers: tuple[Worker, ...]) -> LinkSpeed:
         """Return the slowest link between neighbours in the ring of these GPUs."""
-        # Ranks of one node are neighbours in the ring, so each pair of nodes counts once.
         names = list(dict.fromkeys(worker.node.name for worker in workers))
         if len(names) == 1:
             # GPUs of one PC exchange through host memory, so each byte crosses the bus twice.
             bus = min(worker.rates.from_host_bytes_per_s for worker in workers)
             return LinkSpeed(bytes_per_s=bus / 2, latency_s=_LOCAL_LATENCY_S, source="nominal")
-        pairs = zip(names, [*names[1:], names[0]], strict=True)
-        links = [self.cluster.link(one, other) for one, other in pairs]
-        # Every step of a ring waits for its slowest link, in bandwidth and in latency.
-        slowest = min(links, key=lambda link: link.bytes_per_s)
-        return replace(slowest, latency_s=max(link.latency_s for link in links))
+        # Ranks of one node are neighbours in the ring, so each pair of nodes counts once.
+        ring = names if self.keeps_order else self.orders.ring(frozenset(names))[0]
+        pairs = zip(ring, [*ring[1:], ring[0]], strict=True)
+        # Every step of a ring waits for its slowest link.
+        one, other = max(pairs, key=lambda pair: (link_s(self.cluster, *pair), *sorted(pair)))
+        return self.cluster.link(one, other)
 
     def checkpoint_s(self, step_s: float, state_bytes: float, worker: Worker) -> float:
         """Return the seconds that copies of the state to host memory add to each step."""
@@ -197,6 +253,31 @@ class Case:
             for power, busy in zip(powers, busy_s, strict=True)
         )
         return self.num_steps * joules / 3600
+
+
+def meets_demand(spec: RunSpec, cluster: Cluster, places: Collection[tuple[str, str]]) -> bool:
+    """Return whether devices include every PC and GPU that the run file lists.
+
+    Args:
+        spec: the run's spec.
+        cluster: nodes that the spec names.
+        places: node and device of each GPU that takes part.
+    """
+    gpus = [gpu for node in cluster.nodes for gpu in node.gpus]
+    every = {(node.name, gpu.device) for node in cluster.nodes for gpu in node.gpus}
+    # The speed of a CPU is hardly known before it is measured: none is left out for a guess.
+    are_guessed = all(gpu.device == "cpu" for gpu in gpus) and any(
+        gpu.calibration is None for gpu in gpus
+    )
+    if spec.shares is not None or (spec.nodes == "all" and are_guessed):
+        return every <= set(places)
+    if spec.nodes == "all":
+        return True
+    wanted = [split_place(entry) for entry in spec.nodes]
+    names = {name for name, _ in places}
+    return all(
+        name in names if device is None else (name, device) in places for name, device in wanted
+    )
 
 
 def correct(memory: MemoryForecast, factor: float) -> MemoryForecast:

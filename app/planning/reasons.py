@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agents.contract.parallel import PARALLEL
 from app.planning.candidate import Candidate
-from app.planning.choice import weigh
+from app.planning.choice import is_allowed, is_asked, weigh
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case
 from app.planning.strategies.registry import PLANNED_MODES
@@ -18,7 +18,11 @@ _LEAST_WAIT = 0.05
 
 
 def explain(
-    case: Case, candidate: Candidate, chosen: Candidate | None, rival: Candidate | None = None
+    case: Case,
+    candidate: Candidate,
+    chosen: Candidate | None,
+    rival: Candidate | None = None,
+    together: Candidate | None = None,
 ) -> Candidate:
     """Return the candidate with its reason.
 
@@ -27,10 +31,11 @@ def explain(
         candidate: the candidate to explain.
         chosen: the chosen candidate, if any.
         rival: the fastest candidate that fits and whose GPUs hold the whole model, if any.
+        together: the plan in which all GPUs hold the model, if it was computed.
     """
     if candidate.reason:
         return candidate
-    return replace(candidate, reason=_reason(case, candidate, chosen, rival))
+    return replace(candidate, reason=_reason(case, candidate, chosen, rival, together))
 
 
 def name_nodes(nodes: tuple[str, ...]) -> str:
@@ -45,27 +50,40 @@ def name_nodes(nodes: tuple[str, ...]) -> str:
 def describe_candidate(case: Case, candidate: Candidate) -> str:
     """Describe a candidate, such as `data parallel on alpha and beta`."""
     if PARALLEL[candidate.mode].uses_one_gpu:
-        node = name_nodes(candidate.nodes)
-        return f"{node} alone" if len(case.of(candidate.nodes)) == 1 else f"one GPU of {node}"
+        cards = {worker.gpu.name for worker in case.of(candidate.nodes)}
+        if len(case.of(candidate.nodes)) > 1 and len(cards) == 1:
+            return f"one GPU of {name_nodes(candidate.nodes)}"
+        return f"{name_nodes(name_places(case, candidate))} alone"
     label = PARALLEL[candidate.mode].label
     if candidate.num_replicas > 1:
         label = f"{candidate.num_replicas} pipelines"
-    return f"{label} on {name_nodes(candidate.nodes)}"
+    return f"{label} on {name_nodes(name_places(case, candidate))}"
+
+
+def name_places(case: Case, candidate: Candidate) -> tuple[str, ...]:
+    """Return the PCs of a plan, or the GPUs of a PC of which some take no part: `tower:0`."""
+    return case.cluster.name_places((gpu.node, gpu.device) for gpu in candidate.gpus)
 
 
 def _reason(
-    case: Case, candidate: Candidate, chosen: Candidate | None, rival: Candidate | None
+    case: Case,
+    candidate: Candidate,
+    chosen: Candidate | None,
+    rival: Candidate | None,
+    together: Candidate | None,
 ) -> str:
     who = describe_candidate(case, candidate)
     if not candidate.fits:
         return f"{who}: {_misfit(case, candidate)}"
     words = _network_words(case, candidate) or _wait_words(candidate)
+    excluded = _exclusion(case, candidate)
     if candidate is chosen:
-        parts = (_gain_words(case, candidate, rival), _tier_words(candidate), words)
+        gain = _gain_words(case, candidate, rival) or _team_words(case, candidate, together)
+        parts = (gain, _tier_words(candidate), words)
         return "; ".join([f"{who}: the fastest that fits", *(part for part in parts if part)])
     if chosen is None:
         later = "" if candidate.runnable else f", but {_NOT_YET}"
-        return f"{who}: fits{later}{words and f'; {words}'}"
+        return f"{who}: fits{later}{words and f'; {words}'}{excluded}"
     ratio = candidate.step_s / chosen.step_s
     # Differences below 5 % are within the error of forecasts.
     pace = f"{ratio:.1f} times as long per step" if ratio >= 1.05 else "about as fast"
@@ -77,7 +95,18 @@ def _reason(
                 pace += f", {_doubt(candidate)}"
             pace += f"; parallel: {candidate.mode} chooses it"
     later = "" if candidate.runnable else f", and {_NOT_YET}" if ratio > 1 else f", but {_NOT_YET}"
-    return f"{who}: {words or pace}{f', {pace}' if words else ''}{later}"
+    return f"{who}: {words or pace}{f', {pace}' if words else ''}{later}{excluded}"
+
+
+def _exclusion(case: Case, candidate: Candidate) -> str:
+    """Return the key that excludes a plan that fits, as a clause; empty: it may be chosen."""
+    if not candidate.runnable:
+        return ""
+    if not is_asked(case.spec, case.cluster, candidate):
+        return f"; excluded by parallel: {case.spec.parallel}"
+    if not is_allowed(case.spec, case.cluster, candidate):
+        return f"; excluded by {'shares' if case.spec.shares is not None else 'nodes'}"
+    return ""
 
 
 def _gain_words(case: Case, candidate: Candidate, rival: Candidate | None) -> str:
@@ -87,6 +116,14 @@ def _gain_words(case: Case, candidate: Candidate, rival: Candidate | None) -> st
     ratio = rival.step_s / candidate.step_s
     who = describe_candidate(case, rival)
     return f"{ratio:.1f} times as fast as {who}, by more than forecasts may be off"
+
+
+def _team_words(case: Case, candidate: Candidate, together: Candidate | None) -> str:
+    """Return by how much a plan is faster than all GPUs together; empty: it uses all of them."""
+    if together is None or not together.fits or len(candidate.gpus) >= len(together.gpus):
+        return ""
+    ratio = together.step_s / candidate.step_s
+    return f"{ratio:.1f} times as fast as all GPUs together" if ratio >= 1.05 else ""
 
 
 def _doubt(candidate: Candidate) -> str:

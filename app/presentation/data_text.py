@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.contract.data import DataFinding, DataPreview, NamedRow, ShownConversation, ShownRow
+from agents.contract.data import (
+    DataFinding,
+    DataPreview,
+    NamedRow,
+    RowChoice,
+    ShownConversation,
+    ShownRow,
+    SourceShare,
+)
 from agents.contract.objectives import ROW_FORMATS
 from agents.shared.data.findings import hint_for, list_columns, say_finding
 from app.text import count_of, show_share
@@ -25,9 +33,12 @@ def describe_data(found: DataPreview) -> list[tuple[str, str]]:
 the longest example has 32'), ('left out', 'row 2: the line is empty')]
     """
     row = ROW_FORMATS.get(found.format)
+    said = f"{found.format}: {row.description if row else 'as asked for'}"
     rows = [
-        ("format", f"{found.format}: {row.description if row else 'as asked for'}"),
+        ("format", "" if found.sources else said),
+        *(("source", describe_source(source, found)) for source in found.sources),
         ("rows", _rows(found)),
+        ("used", describe_choice(found.choice) if found.choice is not None else ""),
         ("examples", _examples(found)),
         ("tokens", _tokens(found)),
         ("left out", _name(found.skipped, found.num_skipped)),
@@ -41,9 +52,65 @@ the longest example has 32'), ('left out', 'row 2: the line is empty')]
     return [(caption, text) for caption, text in rows if text]
 
 
+def describe_source(source: SourceShare, found: DataPreview) -> str:
+    """Return one line about a source of a run's data.
+
+    >>> source = SourceShare(name="b.csv", format="chat", num_rows=9, num_examples=8,
+    ...     num_tokens=800, num_targets=200, weight=0.5, num_in_epoch=4)
+    >>> describe_source(source, DataPreview(format="chat", whole=True, num_rows=9, num_examples=8,
+    ...     num_tokens=800, num_targets=200, longest_tokens=99, sequence_tokens=99))
+    'b.csv: chat, 800 tokens, of which 200 are learned; 8 examples with weight 0.5, 4 in an epoch'
+    """
+    noun = "pack" if found.fill is not None else "example"
+    text = (
+        f"{source.name}: {source.format}, {count_of(source.num_tokens, 'token')}, of which "
+        f"{source.num_targets:,} are learned; {count_of(source.num_examples, noun)}"
+    )
+    if source.weight != 1 and found.whole:
+        text += f" with weight {source.weight:g}, {source.num_in_epoch:,} in an epoch"
+    return text
+
+
+def describe_choice(choice: RowChoice) -> str:
+    """Return the rows that are trained, and why the others are not.
+
+    >>> describe_choice(RowChoice(num_usable=1000, num_exact=3, num_near=412, num_held_out=11,
+    ...     is_split=True))
+    '574 of 1,000 usable rows; 3 rows are copies, 412 rows are near copies, 11 rows are held out \
+for evaluation'
+    >>> describe_choice(RowChoice(num_usable=3, is_split=True))
+    '3 of 3 usable rows; they are too few to hold any out for evaluation'
+    """
+    left_out = {
+        "copies": choice.num_exact,
+        "near copies": choice.num_near,
+        "beyond the limit of their source": choice.num_over,
+        "held out for evaluation": choice.num_held_out,
+    }
+    parts = [
+        f"{count_of(count, 'row')} {'is' if count == 1 else 'are'} {_of_one(what, count)}"
+        for what, count in left_out.items()
+        if count
+    ]
+    if choice.is_split and not choice.num_held_out:
+        parts.append("they are too few to hold any out for evaluation")
+    num_used = choice.num_usable - sum(left_out.values())
+    text = f"{num_used:,} of {count_of(choice.num_usable, 'usable row')}"
+    return f"{text}; {', '.join(parts)}" if parts else text
+
+
+def _of_one(what: str, count: int) -> str:
+    singular = {"copies": "a copy", "near copies": "a near copy"}
+    return singular.get(what, what.replace("their", "its")) if count == 1 else what
+
+
 _SAID = {
     "documents": "documents",
+    "thought": "reasoning",
+    "tooled": "tools",
+    "recognized": "recognized",
     **dict.fromkeys(("unended", "continued", "empty_thought", "own_thought"), "template"),
+    "dropped_thought": "template",
 }
 """Captions of findings that leave nothing out, and are said in a sentence."""
 
@@ -131,7 +198,8 @@ def title_of(row: ShownRow, conversation: ShownConversation) -> str:
     name = names[row.conversations.index(conversation)]
     which = f", {name}" if name else ""
     tokens = count_of(conversation.num_tokens, "token")
-    return f"row {row.row}{which}: {tokens}, {conversation.num_targets} of them learned"
+    source = f"{row.source}, " if row.source else ""
+    return f"{source}row {row.row}{which}: {tokens}, {conversation.num_targets} of them learned"
 
 
 def mark_learned(conversation: ShownConversation, marks: tuple[str, str] = LEARNED) -> str:

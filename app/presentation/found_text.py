@@ -12,6 +12,16 @@ def describe_found(run: FoundRun) -> str:
     return f"Found on {run.node}, not yours: attempt {run.attempt} of {name}, {run.state}."
 
 
+def may_stop(run: FoundRun) -> bool:
+    """Return whether the run has something to stop on its node."""
+    return run.is_active
+
+
+def may_take_over(run: FoundRun) -> bool:
+    """Return whether the run may still need a resume, which a takeover moves to this home."""
+    return run.state != "done"
+
+
 def ask_to_adopt(run: FoundRun) -> str:
     """Return the question before a run is adopted, which names all files that a resume reads."""
     return (

@@ -6,6 +6,7 @@ checks the types of RunSpec, and RunSpec checks its limits; this module turns bo
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 from dataclasses import dataclass
@@ -13,10 +14,22 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from agents.contract.data import SourceSpec
 from agents.contract.key import RunKey
+from agents.contract.objectives import ROW_FORMATS
 from agents.contract.spec import RunSpec, run_keys
 
 KeyPath = tuple[str | int, ...]
+_SOURCES: KeyPath = ("data", "sources")
+_SOURCE_WORDS: dict[str | int, str] = {
+    "path": "a text",
+    "format": f"one of {', '.join(ROW_FORMATS)}",
+    "columns": "a mapping, such as {instruction: question}",
+    "weight": "a number",
+    "max_rows": "a whole number",
+    "split": "a text",
+    "sources": "a list of paths, or of `path` with more keys",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +88,17 @@ def dotted(path: KeyPath) -> str:
 
 def _keys_under(section: KeyPath) -> list[str]:
     """Return the keys and sections of a section; empty: not a section."""
+    if section[:2] == _SOURCES and len(section) == 3:
+        return [field.name for field in dataclasses.fields(SourceSpec)]
     start = "".join(f"{part}." for part in section)
     rest = [name.removeprefix(start) for name in run_keys() if name.startswith(start)]
     return list(dict.fromkeys(name.partition(".")[0] for name in rest))
 
 
 def _unknown_keys(data: Any, section: KeyPath, lines: dict[KeyPath, int]) -> list[Problem]:
+    if section == _SOURCES and isinstance(data, list):
+        items = (_unknown_keys(one, (*section, n), lines) for n, one in enumerate(data))
+        return [problem for found in items for problem in found]
     known = _keys_under(section)
     if not known or not isinstance(data, dict):
         return []
@@ -97,7 +115,8 @@ def _unknown_keys(data: Any, section: KeyPath, lines: dict[KeyPath, int]) -> lis
 def _unknown_key(path: KeyPath, known: list[str], line: int | None) -> Problem:
     parent, key = path[:-1], str(path[-1])
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    meant: KeyPath = (*parent, near[0]) if near else _key_elsewhere(key)
+    is_source = parent[:2] == _SOURCES
+    meant: KeyPath = (*parent, near[0]) if near else () if is_source else _key_elsewhere(key)
     if meant:
         return Problem(
             line, f"{dotted(path)} is not known; did you mean {dotted(meant)}?", meant, path
@@ -171,6 +190,10 @@ def _limit_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Prob
 
 
 def _wanted(path: KeyPath, entry: Any) -> str:
+    if path[:2] == _SOURCES:
+        return _SOURCE_WORDS.get(path[-1], "a path, or `path` with more keys")
+    if path == ("data", "train") and isinstance(entry["input"], list):
+        return "a text; name several sources as data.sources"
     key = run_keys()[".".join(part for part in path if isinstance(part, str))]
     if isinstance(path[-1], int):
         return "a number" if key.kind == "numbers" else "a text"

@@ -29,6 +29,9 @@ from app.runfile.problems import KeyPath, Problem, dotted, find_problems, refuse
 MAX_FILE_BYTES = 1 << 20
 
 
+_SOURCE_KEYS = {("data", "train"), ("data", "sources")}
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader that reads `2e-4` as a number and refuses aliases."""
 
@@ -81,9 +84,18 @@ def parse_run(text: str, source: str = "run file", settings: Sequence[str] = ())
         UsageError: the text has problems; it lists all of them with their lines.
     """
     data, lines, problems = load_yaml(text, needed="the keys model and data")
+    if isinstance(data, dict) and isinstance(data.get("data"), list):
+        # A bare list is one of sources.
+        data["data"] = {"sources": data["data"]}
+        lines |= {
+            ("data", "sources", *key[1:]): lines[key] for key in lines if key[:1] == ("data",)
+        }
     given = dict(map(_read_setting, settings))
     for key, value in given.items() if isinstance(data, dict) else ():
         _put(data, key, value)
+        if key in _SOURCE_KEYS:  # one replaces the other
+            for other in _SOURCE_KEYS - given.keys():
+                data["data"].pop(other[1], None)
     _restore_off(data)
     _read_data_words(data)
     # A key that is given twice has no single value to check.
@@ -96,7 +108,8 @@ def parse_run(text: str, source: str = "run file", settings: Sequence[str] = ())
         )
         what = "the file or the values of --set" if given else "the file"
         raise UsageError(listed, f"Correct {what}; nothing was started.")
-    return validate(data)
+    spec = validate(data)
+    return dataclasses.replace(spec, data=spec.data.simplify())
 
 
 def _locate(problem: Problem, source: str, given: Collection[KeyPath]) -> str:
@@ -152,20 +165,54 @@ def _restore_off(data: Any) -> None:
 
 
 def _read_data_words(data: Any) -> None:
-    """Write mappings in `data` as lists, and a flag in `data.rendered` as its word."""
+    """Write values of `data` that a run file may write in several ways as RunSpec has them."""
     section = data.get("data") if isinstance(data, dict) else None
-    if isinstance(section, dict) and isinstance(section.get("template_options"), dict):
-        section["template_options"] = flatten_options(section["template_options"])
-    if isinstance(section, dict) and isinstance(section.get("columns"), dict):
-        section["columns"] = flatten_columns(section["columns"])
-    if isinstance(section, dict) and isinstance(section.get("rendered"), bool):
+    if not isinstance(section, dict):
+        return
+    _flatten(section)
+    if isinstance(section.get("rendered"), bool):
         section["rendered"] = "yes" if section["rendered"] else "no"
+    evaluation = section.get("eval")
+    if isinstance(evaluation, (int, float)) and not isinstance(evaluation, bool):
+        section["eval"] = str(evaluation)
+    if isinstance(section.get("deduplicate"), bool):  # YAML 1.1 reads `off` as false
+        section["deduplicate"] = "exact" if section["deduplicate"] else "off"
+    _read_sources(section)
+
+
+def _read_sources(section: dict[str, Any]) -> None:
+    sources = section.get("sources")
+    if isinstance(sources, str):
+        sources = [sources]
+    if not sources:
+        return
+    # Without a usable first source the problem is that of the sources.
+    section.setdefault("train", "-")
+    if not isinstance(sources, list):
+        return
+    section["sources"] = [{"path": one} if isinstance(one, str) else one for one in sources]
+    for source in section["sources"]:
+        if isinstance(source, dict):
+            _flatten(source)
+    first = section["sources"][0]
+    if section["train"] == "-" and isinstance(first, dict):
+        section["train"] = first.get("path") or "-"
+
+
+def _flatten(section: dict[str, Any]) -> None:
+    if isinstance(section.get("columns"), dict):
+        section["columns"] = flatten_columns(section["columns"])
+    if isinstance(section.get("template_options"), dict):
+        section["template_options"] = flatten_options(section["template_options"])
 
 
 def format_run(spec: RunSpec) -> str:
     """Return a spec as the text of a run file; reading it gives the same spec."""
+    plain = to_wire(spec)
+    if spec.data.sources:
+        del plain["data"]["train"]  # it is the first of them
     return yaml.dump(
-        to_wire(spec),
+        plain,
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
@@ -247,6 +294,10 @@ def _with_absolute_paths(spec: RunSpec, folder: Path) -> RunSpec:
     data = dataclasses.replace(
         spec.data,
         train=_found(spec.data.train, folder),
+        sources=tuple(
+            dataclasses.replace(source, path=_found(source.path, folder))
+            for source in spec.data.sources
+        ),
         eval=None if evaluation is None else _found(evaluation, folder),
         chat_template=None if template is None else _found(template, folder),
     )

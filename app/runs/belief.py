@@ -19,7 +19,7 @@ from agents.contract.mandate import ProvedAttempt
 from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.spec import RunSpec
 from app.events import FoundRun
-from app.runs.nodes.attempt_status import active_attempts
+from app.runs.nodes.attempt_status import ACTIVE, active_attempts
 from app.runs.run_repository import list_files
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -165,7 +165,7 @@ def find_foreign(services: Services, doubted: Sequence[AttemptStatus]) -> tuple[
             name=spec.name if spec is not None else "",
             node=one.node,
             state=one.state,
-            is_active=(one.run_id, one.attempt) in active,
+            is_active=one.state in ACTIVE or bool(one.num_processes),
             started_s=one.started_s,
             master=one.master,
             files=list_files(spec) if spec is not None else (),

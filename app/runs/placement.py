@@ -1,15 +1,19 @@
 """Place ranks on nodes and devices. Pure.
 
-A node with GPUs runs one rank per GPU; a node without GPUs runs one rank on its CPU. Ranks are
-numbered node by node in the order of the run file, which therefore decides the node of rank 0.
+A node with GPUs runs at most one rank per GPU; a node without GPUs runs one rank on its CPU. The
+plan chooses among these ranks and numbers them; without a plan all take part, node by node.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
 from agents.contract.node import GpuFacts, NodeFacts
 from agents.contract.run import RankPlacement
+from agents.contract.spec import split_place
 
 
 def place_ranks(facts: Mapping[str, NodeFacts]) -> tuple[RankPlacement, ...]:
@@ -56,6 +60,35 @@ def shares_a_gpu(ranks: Sequence[RankPlacement]) -> bool:
     return len(set(gpus)) < len(gpus)
 
 
-def keep_single(ranks: Sequence[RankPlacement]) -> tuple[RankPlacement, ...]:
-    """Return only rank 0, for `parallel: single`."""
-    return tuple(ranks[:1])
+def keep_places(
+    ranks: Sequence[RankPlacement], places: Sequence[tuple[str, str]]
+) -> tuple[RankPlacement, ...]:
+    """Return the ranks on these nodes and devices, numbered in their order.
+
+    >>> every = [RankPlacement(rank=i, local_rank=i, node="a", device=f"cuda:{i}",
+    ...     device_id=f"u{i}") for i in range(2)]
+    >>> [(one.rank, one.local_rank, one.device) for one in keep_places(every, [("a", "cuda:1")])]
+    [(0, 0, 'cuda:1')]
+    """
+    known = {(one.node, one.device): one for one in ranks}
+    counts: Counter[str] = Counter()
+    found = []
+    for rank, place in enumerate(places):
+        found.append(replace(known[place], rank=rank, local_rank=counts[place[0]]))
+        counts[place[0]] += 1
+    return tuple(found)
+
+
+def keep_listed(
+    ranks: Sequence[RankPlacement], entries: Literal["all"] | Sequence[str]
+) -> tuple[RankPlacement, ...]:
+    """Return the ranks that a list of nodes allows: `tower:0` allows one GPU of a node."""
+    if entries == "all":
+        return tuple(ranks)
+    wanted = [split_place(entry) for entry in entries]
+    able = [
+        (one.node, one.device)
+        for one in ranks
+        if (one.node, None) in wanted or (one.node, one.device) in wanted
+    ]
+    return keep_places(ranks, able)

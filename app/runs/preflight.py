@@ -16,14 +16,14 @@ from agents.contract.requests.attempts import ListAttempts
 from agents.contract.requests.node import ReadFacts
 from agents.contract.requests.runs import RaiseFence
 from agents.contract.run import RankPlacement
-from agents.contract.spec import RunSpec
-from app.errors import NotAvailableYet, RacklessError, UserError
+from agents.contract.spec import RunSpec, list_named, split_place
+from app.errors import NodeUnreachable, NotAvailableYet, RacklessError, UserError
 from app.nodes.endpoints import Endpoint, choose_endpoints
 from app.nodes.shared_homes import require_own_homes
 from app.planning.hardware.mig import describe_mig, say_turn_off
 from app.provisioning.environment import python_of
 from app.runs.foreign import busy_attempts, refuse_busy
-from app.runs.placement import keep_single, place_ranks
+from app.runs.placement import keep_listed, keep_places, place_ranks
 from app.runs.services import LaunchForecast, Services
 from app.text import show_list
 
@@ -45,6 +45,8 @@ class LaunchPlan:
     pythons: dict[str, str]
     facts: dict[str, NodeFacts]
     forecast: LaunchForecast = field(default_factory=LaunchForecast)
+    away: tuple[str, ...] = ()
+    """Nodes that might take part but cannot be reached."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -61,7 +63,7 @@ def choose_nodes(spec: RunSpec, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def choose_named(names: Literal["all"] | Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the nodes of these names.
+    """Return the nodes of these entries, such as `tower` or `tower:0`, each once.
 
     Raises:
         UserError: there are no nodes, or a name is unknown or listed twice.
@@ -70,7 +72,7 @@ def choose_named(names: Literal["all"] | Sequence[str], known: Sequence[str]) ->
         raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
     if names == "all":
         return tuple(known)
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in list_named(names) if name not in known]
     if unknown:
         raise UserError(
             f"there is no node {show_list(unknown)}; the nodes are {show_list(list(known))}",
@@ -78,7 +80,7 @@ def choose_named(names: Literal["all"] | Sequence[str], known: Sequence[str]) ->
         )
     if len(set(names)) < len(names):
         raise UserError("nodes lists a node twice", "List each node once.")
-    return tuple(names)
+    return list_named(names)
 
 
 def require_supported(spec: RunSpec) -> None:
@@ -97,42 +99,82 @@ def require_supported(spec: RunSpec) -> None:
 async def plan_launch(
     services: Services, spec: RunSpec, nodes: Sequence[str], own: str = ""
 ) -> LaunchPlan:
-    """Check every node, and place the ranks.
+    """Plan the run on these nodes, and check those that the plan uses.
 
     Args:
         services: stores and nodes.
-        spec: the run.
+        spec: the run; the shares of a run to resume are left out if it has other ranks by now.
         nodes: nodes to use.
         own: id of a run to resume, whose earlier attempts do not make a node busy.
 
     Raises:
-        UserError: a node cannot be reached, is busy, or has no suitable environment.
+        UserError: a node cannot be reached, is busy, or has no suitable environment, or the run
+            file's mode does not fit.
     """
+    facts = await _read_facts(services, spec, nodes)
+    ranks = keep_listed(place_ranks(facts), spec.nodes)
+    _require_ranks(spec, ranks)
+    if spec.shares is not None and len(spec.shares) != len(ranks):
+        if not own:
+            raise UserError(
+                f"shares has {len(spec.shares)} values, but the run has {len(ranks)} ranks",
+                "Give one share per rank, or leave shares out to have them measured.",
+            )
+        spec = replace(spec, shares=None)
+    away = tuple(node for node in nodes if node not in facts)
+    plan = LaunchPlan(ranks=ranks, endpoints={}, pythons={}, facts=facts, away=away)
+    plan = await add_forecast(services, spec, plan)
     answers = await asyncio.gather(
-        *(_check_node(services, node, own) for node in nodes), return_exceptions=True
+        *(_check_node(services, node, own) for node in plan.nodes), return_exceptions=True
     )
     # The first problem in the order of nodes, so that the message is the same each time.
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
-    facts = {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeFacts)}
-    ranks = place_ranks(facts)
-    if find_mode(spec.parallel).uses_one_gpu:
-        ranks = keep_single(ranks)
-        # Nodes without a rank need no common network with it.
-        facts = {ranks[0].node: facts[ranks[0].node]}
+    facts = {n: a for n, a in zip(plan.nodes, answers, strict=True) if isinstance(a, NodeFacts)}
     await require_own_homes({name: services.pool.agent(name) for name in facts}, facts)
-    if spec.shares is not None and len(spec.shares) != len(ranks):
-        raise UserError(
-            f"shares has {len(spec.shares)} values, but the run has {len(ranks)} ranks",
-            "Give one share per rank, or leave shares out to have them measured.",
-        )
-    return LaunchPlan(
-        ranks=ranks,
+    return replace(
+        plan,
         endpoints=choose_endpoints(facts),
         pythons={name: python_of(name, known) for name, known in facts.items()},
         facts=facts,
     )
+
+
+async def _read_facts(
+    services: Services, spec: RunSpec, nodes: Sequence[str]
+) -> dict[str, NodeFacts]:
+    """Return the facts of the nodes that may take part.
+
+    Raises:
+        UserError: a node that the run file lists, or every node, cannot be reached.
+    """
+    answers = await asyncio.gather(
+        *(services.pool.agent(node).ask(ReadFacts()) for node in nodes), return_exceptions=True
+    )
+    found = {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeFacts)}
+    for answer in answers:
+        # A plan among all nodes does without those that are off, as it says.
+        may_miss = spec.nodes == "all" and spec.shares is None and bool(found)
+        if isinstance(answer, BaseException) and not (
+            may_miss and isinstance(answer, NodeUnreachable)
+        ):
+            raise answer
+    return found
+
+
+def _require_ranks(spec: RunSpec, ranks: Sequence[RankPlacement]) -> None:
+    """Raise UserError if the run file lists a GPU that its node does not have."""
+    if spec.nodes == "all":
+        return
+    known = {(one.node, one.device) for one in ranks}
+    for entry in spec.nodes:
+        node, device = split_place(entry)
+        if device is not None and (node, device) not in known:
+            raise UserError(
+                f"nodes lists {entry}, but {node} has no GPU {device.removeprefix('cuda:')}",
+                "See the GPUs of a PC: rackless nodes show " + node,
+            )
 
 
 async def find_fit(services: Services, nodes: Sequence[str], own: str) -> tuple[str, ...]:
@@ -172,7 +214,7 @@ async def require_usable(services: Services, node: str, run_id: str) -> None:
 
 
 async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> LaunchPlan:
-    """Return the plan with the forecast of its ranks, made before anything is recorded.
+    """Return the plan with the ranks that it chooses and their forecast.
 
     Raises:
         UserError: the run file's mode does not fit these ranks.
@@ -180,27 +222,10 @@ async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> L
     found = await services.hooks.forecast(spec, plan.facts, plan.ranks)
     if found.problem is not None:
         raise UserError(*found.problem)
-    return replace(plan, forecast=found)
-
-
-async def leave_out_misfits(
-    services: Services, spec: RunSpec, plan: LaunchPlan
-) -> tuple[RunSpec, LaunchPlan]:
-    """Return run and plan for fewer nodes if no mode fits on all allowed nodes.
-
-    The run then names its nodes, so that no other node joins it later.
-
-    Raises:
-        UserError: a node is lost or busy by now.
-    """
-    fewer = plan.forecast.fewer
-    if not fewer:
-        return spec, plan
-    left = [node for node in plan.nodes if node not in fewer]
-    text = f"this run fits no way on all nodes together, so it leaves out {show_list(left)}"
-    spec = replace(spec, nodes=fewer)
-    found = await add_forecast(services, spec, await plan_launch(services, spec, fewer))
-    return spec, replace(found, forecast=replace(found.forecast, advice=(text,)))
+    places = found.places or [(place.node, place.device) for place in plan.ranks]
+    if not found.places and find_mode(spec.parallel).uses_one_gpu:
+        places = places[:1]  # the model's sizes are unknown, and so is the best GPU
+    return replace(plan, ranks=keep_places(plan.ranks, places), forecast=found)
 
 
 async def _check_node(services: Services, node: str, own: str) -> NodeFacts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agents.contract.parallel import find_mode
-from agents.contract.spec import RunSpec
+from agents.contract.spec import RunSpec, list_named
 from app.storage.recoveries import Loss
 
 REJOIN = "rejoin"
@@ -37,7 +37,8 @@ def find_absent(spec: RunSpec, nodes: Sequence[str], known: Sequence[str]) -> tu
     """
     if spec.rejoin == "off" or spec.recovery == "off" or find_mode(spec.parallel).uses_one_gpu:
         return ()
-    allowed = known if spec.nodes == "all" else [node for node in spec.nodes if node in known]
+    listed = known if spec.nodes == "all" else list_named(spec.nodes)
+    allowed = [node for node in listed if node in known]
     return tuple(node for node in allowed if node not in nodes)
 
 

@@ -70,6 +70,9 @@ class RunRepository:
         self._seen: dict[str, RunRecord] = {}
         self._started: frozenset[str] = frozenset()
         self._found: dict[str, tuple[FoundRun, ...]] = {}
+        # Number of the newest event that was published or skipped, and later ones of this process.
+        self._event_number: int | None = None
+        self._own_events: set[int] = set()
 
     # ------------------------------------------------------------ reading
 
@@ -303,7 +306,7 @@ class RunRepository:
         """Store and publish an event that the master caused or noticed."""
         severity = _SEVERITIES.get(kind, "info")
         event = RunEvent(run_id=run_id, time_s=time.time(), kind=kind, severity=severity, text=text)
-        self.store.add_event(event)
+        self._own_events.add(self.store.add_event(event))
         self._events.publish(RunEventArrived(event))
 
     def _add_once(self, run_id: str, text: str) -> None:
@@ -345,6 +348,21 @@ class RunRepository:
             if self._seen.get(run_id) != run:
                 self._publish(run_id)
         self._seen = now
+        self._publish_events()
+
+    def follow_events(self) -> None:
+        """Publish from now on the events that other processes store; see `publish_changed`."""
+        if self._event_number is None:
+            self._event_number = self.store.last_event()
+
+    def _publish_events(self) -> None:
+        # The numbers of a deleted run are given again.
+        self._event_number = min(self._event_number or 0, self.store.last_event())
+        for number, event in self.store.events_after(self._event_number):
+            if number not in self._own_events:
+                self._events.publish(RunEventArrived(event))
+            self._event_number = number
+        self._own_events.clear()
 
     def _publish(self, run_id: str) -> None:
         self._events.publish(RunChanged(self.full_snapshot(run_id)))
@@ -352,7 +370,7 @@ class RunRepository:
 
 def list_files(spec: RunSpec) -> tuple[str, ...]:
     """Return the data and model that settings name."""
-    return tuple(name for name in (spec.data.train, spec.data.eval, spec.model) if name)
+    return tuple(name for name in (*spec.data.list_names(), spec.model) if name)
 
 
 def _moved(run: RunRecord, state: RunState, message: str, hint: str) -> RunRecord:

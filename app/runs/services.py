@@ -45,9 +45,15 @@ class LaunchForecast:
     problem: tuple[str, str] | None = None
     """Message and hint if the run file's mode does not fit; None if it may."""
     advice: tuple[str, ...] = ()
-    """Sentences on nodes that slow the run down."""
-    fewer: tuple[str, ...] = ()
-    """Nodes to launch on instead, since no mode fits on all of them; empty if one may."""
+    """Sentences on the choice of GPUs, such as which take no part."""
+    places: tuple[tuple[str, str], ...] = ()
+    """Node and device of each rank, in order; empty: all GPUs take part."""
+    nodes: tuple[str, ...] = ()
+    """Entries of `nodes` that name this choice; empty: the run file's own."""
+    plan_id: str = ""
+    """Id of the plan; empty if there is none."""
+    changed: str = ""
+    """What changed since the plan was shown, as a sentence; empty: nothing, or none was shown."""
 
 
 def _read_user() -> str:

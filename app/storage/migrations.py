@@ -168,4 +168,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     # A JSON object; empty: never stopped.
     ("ALTER TABLE runs ADD COLUMN last_stop TEXT NOT NULL DEFAULT '{}'",),
+    (
+        """CREATE TABLE plans (
+            spec_key TEXT PRIMARY KEY,
+            shown_s REAL NOT NULL,
+            document TEXT NOT NULL
+        ) STRICT""",
+    ),
 )

@@ -18,6 +18,8 @@ from app.storage.database import Database
 
 # Maximum number of outcomes that a plan learns from; reading them takes milliseconds.
 MAX_OUTCOMES = 2000
+# Maximum number of shown plans that are kept: the window shows one at every pause in typing.
+MAX_PLANS = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +102,27 @@ class PlanningStore:
             connection.execute(
                 "INSERT OR REPLACE INTO data_sizes VALUES (?, ?, ?, ?, ?)",
                 (data_key, data.num_rows, data.num_tokens, data.longest_tokens, time.time()),
+            )
+
+    # ------------------------------------------------------------ plans
+
+    def shown_plan(self, spec_key: str) -> dict[str, Any] | None:
+        """Return the plain form of the plan last shown for these settings, or None."""
+        rows = self._database.read("SELECT document FROM plans WHERE spec_key = ?", (spec_key,))
+        found: dict[str, Any] | None = json.loads(rows[0][0]) if rows else None
+        return found
+
+    def save_shown_plan(self, spec_key: str, document: dict[str, Any]) -> None:
+        """Store a plan that was shown; only the newest ones are kept."""
+        with self._database.write() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO plans VALUES (?, ?, ?)",
+                (spec_key, time.time(), json.dumps(document)),
+            )
+            connection.execute(
+                "DELETE FROM plans WHERE spec_key NOT IN "
+                "(SELECT spec_key FROM plans ORDER BY shown_s DESC LIMIT ?)",
+                (MAX_PLANS,),
             )
 
     # ------------------------------------------------------------ forecasts

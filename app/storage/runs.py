@@ -220,12 +220,14 @@ class RunStore:
 
     # ------------------------------------------------------------ events
 
-    def add_event(self, event: RunEvent) -> None:
+    def add_event(self, event: RunEvent) -> int:
+        """Store an event; return its number, which rises with each event of any run."""
         with self._database.write() as connection:
-            connection.execute(
+            stored = connection.execute(
                 "INSERT INTO run_events (run_id, time_s, severity, text) VALUES (?, ?, ?, ?)",
                 (event.run_id, event.time_s, event.severity, event.text),
             )
+            return int(stored.lastrowid or 0)
 
     def events(self, run_id: str) -> tuple[RunEvent, ...]:
         rows = self._database.read(
@@ -233,6 +235,20 @@ class RunStore:
             (run_id,),
         )
         return tuple(RunEvent(run_id=r, time_s=t, severity=s, text=x) for r, t, s, x in rows)
+
+    def events_after(self, number: int) -> tuple[tuple[int, RunEvent], ...]:
+        """Return the events of all runs with higher numbers, and these numbers."""
+        rows = self._database.read(
+            "SELECT id, run_id, time_s, severity, text FROM run_events WHERE id > ? ORDER BY id",
+            (number,),
+        )
+        return tuple(
+            (n, RunEvent(run_id=r, time_s=t, severity=s, text=x)) for n, r, t, s, x in rows
+        )
+
+    def last_event(self) -> int:
+        """Return the number of the newest event of any run; 0 if there was none."""
+        return int(self._database.read("SELECT COALESCE(MAX(id), 0) FROM run_events")[0][0])
 
     # ------------------------------------------------------------ facts of the whole store
 

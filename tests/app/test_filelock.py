@@ -73,6 +73,31 @@ def test_a_suspended_holder_is_called_that(tmp_path: Path, holder: subprocess.Po
     assert f"kill -CONT {holder.pid}" in error.value.hint
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says that a process is suspended")
+def test_a_wait_without_limit_ends_for_a_suspended_holder_alone(
+    tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set-up waited without end for another one that had been suspended while it loaded."""
+    monkeypatch.setattr(filelock, "LIMIT_S", 0.0)
+    asked: list[bool] = []
+
+    def look(path: Path) -> bool:
+        asked.append(is_suspended := found(path))
+        if len(asked) == 3:  # it has gone on working until now
+            holder.send_signal(signal.SIGSTOP)
+            os.waitpid(holder.pid, os.WUNTRACED)
+        return is_suspended
+
+    found = filelock._is_holder_suspended
+    monkeypatch.setattr(filelock, "_is_holder_suspended", look)
+    with (
+        pytest.raises(LockHeld, match="which is suspended"),
+        locked(tmp_path / "x.lock", limit_s=None),
+    ):
+        pass
+    assert asked == [False, False, False, True]
+
+
 def test_a_killed_holder_leaves_no_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     path = tmp_path / "x.lock"
     assert try_locked(path) is None

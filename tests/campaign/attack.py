@@ -7,6 +7,7 @@ blamed on the next. What is found at the end of the run is blamed on its last fa
 
 from __future__ import annotations
 
+import functools
 import os
 import statistics
 import subprocess
@@ -25,7 +26,7 @@ from tests.campaign.history import (
     read_load_s,
 )
 from tests.campaign.keeper import Line
-from tests.campaign.processes import wait_for_none
+from tests.campaign.processes import find_part, wait_for_none
 from tests.campaign.site import Site, Stuck, wait_until
 from tests.campaign.verdict import ALARMS, HEALED, WENT_ON, Finding, conclude, find_name
 from tests.cluster.namespaces import ClusterError
@@ -82,7 +83,8 @@ class Attack:
                 fault.prepare(case)
                 self.run_id = case.run_id = self._start()
                 if fault.strikes_while_loading:
-                    wait_until(lambda: case.find("rank"), "a rank that loads", START_S)
+                    ranks = functools.partial(find_part, site.cluster, case.node, "rank")
+                    wait_until(ranks, "a rank that loads", START_S)
                 else:
                     site.wait_for_step(self.run_id, case.drawn.at_step, START_S)
             else:
@@ -93,6 +95,8 @@ class Attack:
             case.strike()
         except PROBLEMS as error:
             case.breaks.append(f"{type(error).__name__}: {error}")
+        finally:
+            case.ending.close()
 
     def _newest(self) -> int:
         return max((step.step for step in self.site.steps(self.run_id)), default=0)
@@ -229,7 +233,7 @@ class Attack:
             orphans=tuple(orphans),
             leftovers=tuple(leftovers),
             alarms=tuple(alarms),
-            story=tuple(f"{line.time_s - case.fault_s:.1f} s: {line.text}" for line in lines),
+            story=tuple(line.describe(case.fault_s) for line in lines),
             seconds=time.time() - case.began_s,
             load=os.getloadavg()[0],
             breaks=tuple(case.breaks),

@@ -11,6 +11,11 @@ from typing import Any
 
 from tests.cluster.master import Master
 
+LATE_S = 1.0
+"""Time from the writing of a line to its arrival from which both are shown, in seconds."""
+HOUR_S = 3600.0
+"""Time by which a fault may set a clock, in seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -24,6 +29,13 @@ class Line:
     def text(self) -> str:
         record = self.record
         return str(record.get("text") or f"{record.get('node', '')} {record.get('state', '')}")
+
+    def describe(self, since_s: float) -> str:
+        """Return the line with its time after `since_s`, and that at which it was written."""
+        written_s = float(self.record.get("time_s", self.time_s))
+        is_late = LATE_S < self.time_s - written_s < HOUR_S
+        written = f" (written at {written_s - since_s:.1f} s)" if is_late else ""
+        return f"{self.time_s - since_s:.1f} s{written}: {self.text}"
 
     @property
     def kind(self) -> str:

@@ -12,16 +12,20 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from agents.supervisor.process_signs import describe_state
 from app.runs.journals.event_text import describe_line
 from tests.campaign.__main__ import main
+from tests.campaign.attack import Attack
+from tests.campaign.case import Case
 from tests.campaign.delays import EVERY_S, Delays
-from tests.campaign.draw import draw_faults, is_possible
+from tests.campaign.draw import Drawn, draw_faults, is_possible
 from tests.campaign.faults import FAULTS
-from tests.campaign.faults.fault import Expectation
+from tests.campaign.faults.fault import Expectation, Fault
 from tests.campaign.history import (
     Damage,
     Step,
@@ -31,10 +35,11 @@ from tests.campaign.history import (
     read_load_s,
     read_steps,
 )
+from tests.campaign.keeper import Line
 from tests.campaign.parts import Tally
 from tests.campaign.record import Record
 from tests.campaign.report import PAGE, replace_part
-from tests.campaign.site import wait_until
+from tests.campaign.site import Stuck, wait_until
 from tests.campaign.table import Campaign, Session, as_markdown, as_text, count_totals, join
 from tests.campaign.verdict import WENT_ON, Finding, conclude, find_name
 
@@ -360,3 +365,44 @@ def test_words_of_halted_ranks_are_those_of_their_supervisor(kind: str) -> None:
     told = f"Rank 0 on node node1 (cpu) has stood still for 2 s.{describe_state(state)}"
     victim = {"node": "node1", "rank": "0"}
     assert find_name(fault.expectation, [(10.0, told)], victim) is not None
+
+
+def test_a_line_that_comes_late_says_when_it_was_written() -> None:
+    event = {"kind": "event", "text": "rank 1 stopped", "time_s": 101.0}
+    assert Line(101.5, event).describe(100.0) == "1.5 s: rank 1 stopped"
+    assert Line(110.4, event).describe(100.0) == "10.4 s (written at 1.0 s): rank 1 stopped"
+    assert Line(4710.0, event).describe(100.0) == "4610.0 s: rank 1 stopped", "its clock was set"
+    node = {"kind": "node", "node": "node2", "state": "online"}
+    assert Line(102.0, node).describe(100.0) == "2.0 s: node2 online"
+
+
+class Failing(Fault):
+    """Fault that fails in its middle, or whose stage is never used."""
+
+    name, does = "failing", "fails"
+
+    def do(self, case: Case) -> None:
+        case.ending.callback(self.told.append, "ended")
+        raise Stuck("no rank")
+
+    def undo(self, case: Case) -> None:
+        self.told.append("undone")
+        raise AttributeError("nothing was done")
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+
+
+def test_a_fault_that_fails_leaves_nothing_for_the_next_run() -> None:
+    """The second keeper of such a fault watched all later runs of its campaign."""
+    told: list[str] = []
+    drawn = Drawn(fault=Failing(told), node=0, at_step=1)
+    site: Any = SimpleNamespace(
+        nodes=[SimpleNamespace(name="node1")], wait_for_step=lambda *about: None
+    )
+    case = Case(site, drawn, 1)
+    attack = Attack(site, 1, [])
+    attack._start = lambda: "run"  # type: ignore[method-assign]
+    attack._strike(case, is_first=True)
+    assert told == ["undone", "ended"]
+    assert case.breaks == ["Stuck: no rank"]

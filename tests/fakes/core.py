@@ -66,6 +66,7 @@ from app.events import (
     TraceRow,
 )
 from app.flows.node_list import NodeLine, NodeOutcome
+from app.hub.hub_item import FetchedRepo, HubFit, HubResults, PcCache
 from app.hub.node_tokens import NodeToken
 from app.interruption import Interruption
 from app.library.recipes import Recipe, list_recipes
@@ -80,14 +81,17 @@ from app.provisioning.check_row import CheckRow
 from app.provisioning.system_repairs import synchronise_clock
 from app.provisioning.windows.offer import ScriptOptions, WindowsScript, offer_script, save_script
 from app.runfile.run_file import format_run
+from app.runs.inputs.left_out import DataCount
 from app.runs.journals.logs import LogFile
 from app.settings import Value
 from tests.fakes.artifacts import CARD, past_artifacts
 from tests.fakes.chats import FakeChats
 from tests.fakes.cluster import make_preview
 from tests.fakes.exports import make_export_plan
+from tests.fakes.hub_items import hub_fits, hub_items
 from tests.fakes.plans import make_comparison, make_plan_of_all
 from tests.fakes.repairs import FakeRepairs
+from tests.fakes.rows import FakeData
 from tests.fakes.storage import FakeStorage
 
 GIB = 1024**3
@@ -683,7 +687,7 @@ class FakeRuns:
         return tuple(files)
 
     async def start(self, action: runs.StartRun, report: Report) -> RunSnapshot:
-        await self._core.act("runs.start", action.spec)
+        await self._core.act("runs.start", action.spec, action.accept_left_out)
         run = make_run(f"{action.spec.name}-0001", action.spec.name, "launching", phase="loading")
         run = replace(run, spec=action.spec)
         report(runs.RunAnnounced(run.run_id))
@@ -928,6 +932,13 @@ class FakeLibrary:
         await self._core.act("library.preview", action.spec, action.node, action.whole, action.part)
         return make_preview(whole=action.whole)
 
+    async def count_left_out(
+        self, action: library.CountLeftOut, report: Report
+    ) -> tuple[DataCount, ...]:
+        self._core.calls.append(("library.count_left_out", action.spec))
+        name = Path(action.spec.data.train).name
+        return (DataCount(part="train", name=name, found=self._core.count_answer),)
+
     async def find_missing(self, action: library.FindMissing, report: Report) -> dict[str, str]:
         return {
             key: "There is no such file."
@@ -939,6 +950,42 @@ class FakeLibrary:
 class FakeHub:
     def __init__(self, core: FakeCore) -> None:
         self._core = core
+
+    async def search(self, action: hub.SearchHub, report: Report) -> HubResults:
+        self._core.calls.append(("hub.search", action.kind, action.words, action.limit))
+        gate = self._core.hub_gates.get(action.words)
+        if gate is not None:
+            await gate.wait()
+        if self._core.hub_answer is not None:
+            if isinstance(self._core.hub_answer, Exception):
+                raise self._core.hub_answer
+            return self._core.hub_answer
+        words = action.words.strip().lower()
+        items = tuple(
+            item for item in hub_items() if item.kind == action.kind and words in item.name.lower()
+        )
+        return HubResults(items=items[: action.limit], has_more=len(items) > action.limit)
+
+    async def judge(self, action: hub.JudgeFits, report: Report) -> tuple[HubFit, ...]:
+        fits = {fit.model: fit for fit in hub_fits()}
+        unknown = "Unknown shape: the hub gives no config of it"
+        found = [
+            fits.get(name, HubFit(model=name, verdict="unknown", text=unknown))
+            for name in action.models
+        ]
+        for fit in found:
+            report(fit)
+        return tuple(found)
+
+    async def fetch(self, action: hub.FetchFromHub, report: Report) -> FetchedRepo:
+        await self._core.act("hub.fetch", action.kind, action.name, action.node)
+        report(Progress(message=f"downloading {action.name}: 34 % of 14.2 GiB"))
+        if self._core.fetch_gate is not None:
+            await self._core.fetch_gate.wait()
+        return FetchedRepo(kind=action.kind, name=action.name, pc=action.node)
+
+    async def cached(self, action: hub.ListCaches, report: Report) -> tuple[PcCache, ...]:
+        return (PcCache(pc=""),)
 
     async def find_token(self, action: hub.FindToken, report: Report) -> str:
         return self._core.token_place
@@ -993,6 +1040,8 @@ class FakeCore:
     comparison_map: dict[str, ForecastComparison] = field(default_factory=dict)
     calibration_map: dict[str, dict[str, Calibration]] = field(default_factory=dict)
     preview_map: dict[str, DataPreview] = field(default_factory=dict)
+    count_answer: DataPreview = field(default_factory=lambda: make_preview(num_rows=400))
+    """Rows of any data."""
     artifact_map: dict[str, ArtifactSnapshot] = field(default_factory=dict)
     link_list: list[LinkSnapshot] = field(default_factory=list)
     event_map: dict[str, list[RunEvent]] = field(default_factory=dict)
@@ -1028,6 +1077,12 @@ class FakeCore:
     """Of nodes, by their names."""
     """What was set in the settings."""
     token_place: str = "none"
+    hub_answer: HubResults | Exception | None = None
+    """Answer to every search of the hub; None: from `hub_items`."""
+    hub_gates: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Searches for these words wait."""
+    fetch_gate: asyncio.Event | None = None
+    """A download waits for it."""
     node_token_map: dict[str, NodeToken] = field(default_factory=dict)
     notice: str = ""
     missing: set[str] = field(default_factory=set)
@@ -1039,8 +1094,9 @@ class FakeCore:
         self.repairs = FakeRepairs(lambda: NOW_S)
         self.storage = FakeStorage(self.calls)
         self.chats = FakeChats(self.calls)
+        self.data = FakeData(calls=self.calls)
         own = [fake(self) for fake in (FakeNodes, FakeRuns, FakeArtifacts, FakeLibrary, FakeHub)]
-        for fake in (*own, self.repairs, self.storage, self.chats):
+        for fake in (*own, self.repairs, self.storage, self.chats, self.data):
             self.answers |= answers_of(fake)
 
     async def do(self, action: Action[Result], report: Report | None = None) -> Result:

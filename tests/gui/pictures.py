@@ -15,12 +15,15 @@ from agents.contract.spec import DataSpec, RunSpec
 from app.core.library import SaveRecipe
 from app.core.nodes import CheckNodes
 from app.core.repairs import ApplyRepair, ShowRepair
-from app.events import Certificate, PhaseProgress, RankProgress, RunChanged, RunSnapshot
+from app.errors import UserError
+from app.events import Certificate, FoundRun, PhaseProgress, RankProgress, RunChanged, RunSnapshot
 from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
+from app.gui.new_run.hub_dialog import HubDialog
 from app.gui.repairs.repair_dialog import RepairDialog
 from app.gui.repairs.windows_script_dialog import WindowsScriptDialog
+from app.hub.hub_item import HubResults
 from app.nodes.discovery.candidate import PcCandidate
 from app.provisioning.check_row import CheckRow, make_row
 from app.provisioning.system_repairs import name_own_address, synchronise_clock
@@ -35,6 +38,7 @@ from tests.fakes.core import (
     past_interruptions,
     publish_history,
 )
+from tests.fakes.hub_items import hub_items
 from tests.fakes.plans import (
     make_comparison,
     make_plan_of_all,
@@ -195,6 +199,25 @@ def _runs(stage: Stage) -> QWidget:
     return stage.window
 
 
+def _found(stage: Stage) -> QWidget:
+    """Runs that nodes list and that are not known to be this home's: one trains, one is done."""
+    running = FoundRun(
+        run_id="20261126-081500-abc",
+        attempt=2,
+        name="qwen3-diary",
+        node="beta",
+        state="running",
+        is_active=True,
+        started_s=None,
+        master=None,
+        files=("/home/me/diary.jsonl", "Qwen/Qwen3-8B"),
+    )
+    done = replace(running, run_id="20261124-190000-xyz", name="", state="done", is_active=False)
+    stage.core.on_loop(stage.core.put_found, [running, done])
+    stage.wait_for(lambda: not stage.window.runs.found.isHidden())
+    return _runs(stage)
+
+
 def _compare(stage: Stage) -> QWidget:
     """The run that goes on beside one that was interrupted and one that is done."""
     others = [run for run in stage.core.run_map.values() if run.run_id != RUN][:2]
@@ -305,6 +328,27 @@ def _data(stage: Stage) -> QWidget:
     return window
 
 
+DATA_SPEC = RunSpec(model="/models/Llama-3.2-1B", data=DataSpec(train="/data/support-chats"))
+
+
+def _rows(tab: int, state: str = "all") -> Callable[[Stage], QWidget]:
+    def show(stage: Stage) -> QWidget:
+        stage.window.open_data(DATA_SPEC)
+        page = stage.window.data_page()
+        page.which.setCurrentIndex(page.which.findData(state))
+        page.tabs.setCurrentIndex(tab)
+        stage.wait_for(lambda: page.row.learned.toPlainText() != "" and bool(page.rows.rows()))
+        stage.wait_for(lambda: bool(page.columns.boxes))
+        return stage.window
+
+    return show
+
+
+def _no_rows(stage: Stage) -> QWidget:
+    stage.window.go_to("data")
+    return stage.window
+
+
 ENGINE_LINES: tuple[tuple[int, dict[str, Any]], ...] = (
     (1, {"kind": "setting", "compiled": True, "micro_tokens": 4096, "num_layers": 32,
          "num_recomputed": 3, "is_repeating": True, "believed_tokens_per_s": 31620.0,
@@ -377,6 +421,58 @@ def _new_run_advanced(share: float) -> Callable[[Stage], QWidget]:
         return dialog
 
     return show
+
+
+def _hub(kind: str) -> Callable[[Stage], QWidget]:
+    """The search of the hub, with a row selected."""
+
+    def show(stage: Stage) -> QWidget:
+        stage.window.dialogs.ask_new_run()
+        _dialog(stage).form.hub_asked.emit(kind)  # type: ignore[attr-defined]
+        dialog = open_dialog(HubDialog)
+        stage.wait_for(lambda: bool(dialog.table.rows.rows()))
+        dialog.table.selectRow(1)
+        stage.settle(0.2)
+        return dialog
+
+    return show
+
+
+def _hub_fetching(stage: Stage) -> QWidget:
+    """A download to this PC under way, and another model selected."""
+    stage.core.fetch_gate = asyncio.Event()
+    dialog = _hub("model")(stage)
+    press(dialog, "Download")
+    stage.wait_for(lambda: "34 %" in dialog.progress.message())  # type: ignore[attr-defined]
+    dialog.table.selectRow(4)  # type: ignore[attr-defined]
+    return dialog
+
+
+def _hub_offline(stage: Stage) -> QWidget:
+    stage.core.hub_answer = HubResults(
+        items=tuple(item for item in hub_items() if item.is_cached and item.kind == "model"),
+        problem="The hub cannot be reached: no route to host",
+        hint="Check this PC's network. Meanwhile these are the models that this PC has already.",
+    )
+    return _hub("model")(stage)
+
+
+def _hub_refused(stage: Stage) -> QWidget:
+    stage.core.hub_answer = UserError(
+        "the hub answers no more requests of this PC for now", "Wait 55 s, then search again."
+    )
+    stage.window.dialogs.ask_new_run()
+    _dialog(stage).form.hub_asked.emit("model")  # type: ignore[attr-defined]
+    dialog = open_dialog(HubDialog)
+    stage.wait_for(dialog.banner.isVisible)
+    return dialog
+
+
+def _hub_nothing(stage: Stage) -> QWidget:
+    dialog = _hub("model")(stage)
+    dialog.words.setText("no-such-model")  # type: ignore[attr-defined]
+    stage.wait_for(lambda: not dialog.table.rows.rows())  # type: ignore[attr-defined]
+    return dialog
 
 
 def _choose_recipe(stage: Stage, words: str) -> QDialog:
@@ -759,6 +855,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "nodes-storage": _storage,
     "nodes-settings": _node_settings,
     "runs": _runs,
+    "runs-found": _found,
     "runs-compared": _compare,
     "run-ranks": _run_tab(0),
     "run-figures": _figures,
@@ -775,6 +872,11 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "run-stages": _stages,
     "run-profiled": _profiled,
     "run-interrupted": _interrupted,
+    "data": _rows(0),
+    "data-numbers": _rows(1),
+    "data-columns": _rows(2),
+    "data-left-out": _rows(0, "left_out"),
+    "data-empty": _no_rows,
     "new-run": _new_run,
     "new-run-problems": _new_run_problems,
     "new-run-advanced-1": _new_run_advanced(0.52),
@@ -788,6 +890,12 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "new-run-repeat": _repeat,
     "new-run-file": _new_run_file,
     "new-run-starting": _new_run_starting,
+    "hub-models": _hub("model"),
+    "hub-data": _hub("data.train"),
+    "hub-fetching": _hub_fetching,
+    "hub-offline": _hub_offline,
+    "hub-refused": _hub_refused,
+    "hub-nothing": _hub_nothing,
     "nodes-measuring": _nodes_measuring,
     "new-run-look": _look,
     "add-node": _add_node,

@@ -434,7 +434,7 @@ class Zoo:
                 **{"name": NODE, "node": NODE, "names": (NODE,), "nodes": (NODE,)},
                 **{"run_id": RUN, "spec": spec, "attempt": 1, "step": 5},
                 **{"request": ExportRequest(run_id=RUN), "out": self.folder / "out"},
-                **{"num_seconds": 1, "seconds": 1.0, "to": NODE},
+                **{"num_seconds": 1, "seconds": 1.0, "to": NODE, "kind": "model"},
             }
             yield self
 

@@ -28,9 +28,22 @@ class PreviewJob(NodeRequest[DataPreview]):
     train_path: str
     held_out_from: str | None = None
     """Training data of the run, if `train_path` is its evaluation data."""
+    more_paths: tuple[str, ...] = ()
+    """Paths of the further sources of training data."""
+    eval_path: str | None = None
+    """Evaluation data, if copies of its rows are left out of the training data."""
+    held_out: bool = False
+    """True for the rows that are held out of the training data."""
     whole: bool = True
     """True to tokenize all rows and keep the tokens for the run; False to read only the first
     rows."""
+    count_s: float | None = None
+    """Time in which rows are only counted, in seconds; the answer is `whole` if it sufficed for all
+    of them. None: no count."""
+
+    def check_foreign(self) -> None:
+        if self.count_s is not None:
+            check_number("count_s", self.count_s, 0, MAX_WAIT_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,11 +6,14 @@ import os
 
 from agents.contract.hub import read_snapshot
 from agents.contract.requests.hub import (
+    CacheListing,
+    FetchData,
     FetchSnapshot,
     FindSnapshot,
     FoundSnapshot,
     FoundToken,
     KeepSnapshot,
+    ListCached,
     OfferSnapshot,
     TokenWish,
 )
@@ -51,6 +54,21 @@ def fetch(call: Call, request: FetchSnapshot) -> FoundSnapshot:
     Raises:
         ExpectedError: there is no training environment, or the model cannot be downloaded.
     """
+    _download(call, request, request.model)
+    return FoundSnapshot(snapshot=read_snapshot(request.model, os.environ))
+
+
+@handles(FetchData)
+def fetch_data(call: Call, request: FetchData) -> None:
+    """Download the files of a data set into this node's cache.
+
+    Raises:
+        ExpectedError: there is no training environment, or the data cannot be downloaded.
+    """
+    _download(call, request, request.data)
+
+
+def _download(call: Call, request: FetchSnapshot | FetchData, name: str) -> None:
     adopted = read_adopted(call.home)
     if adopted is None or adopted.python is None:
         raise ExpectedError("There is no training environment on this node to download with.")
@@ -59,8 +77,13 @@ def fetch(call: Call, request: FetchSnapshot) -> FoundSnapshot:
         job_file = folder / "job.json"
         write_json(job_file, to_wire(request))
         argv = command(adopted.python, "agents.trainer.data.hub_fetch", str(job_file))
-        run_program(call, argv, f"The download of {request.model}")
-    return FoundSnapshot(snapshot=read_snapshot(request.model, os.environ))
+        run_program(call, argv, f"The download of {name}")
+
+
+@handles(ListCached)
+def list_cached(call: Call, request: ListCached) -> CacheListing:
+    """Return the models and data sets in the hub's cache, and the agent's own copies of models."""
+    return hub_snapshots.list_cached(call.home)
 
 
 @handles(OfferSnapshot)

@@ -32,8 +32,8 @@ START_S = 60.0
 
 @handles(ChoosePort)
 def choose_port(call: Call, request: ChoosePort) -> ChosenPort:
-    """Return a free port at one of this node's addresses."""
-    return ChosenPort(port=choose_free_port(request.address))
+    """Return a free port at one of this node's addresses, and hold it until the master leaves."""
+    return ChosenPort(port=choose_free_port(request.address, call.ports))
 
 
 @handles(ListenForProbe)

@@ -18,11 +18,22 @@ KNOWN_KEYS = frozenset(
 )
 """Names of columns that are read."""
 TOOL_KEYS = frozenset({"tools", "functions"})
-"""Names of columns with tool definitions; rows with any are skipped."""
-TURN_KEYS = frozenset({"role", "content", "from", "value", "train_detail"})
+"""Names of columns with tool definitions, which the chat template gets."""
+TURN_KEYS = frozenset({"role", "content", "from", "value", "refusal", "train_detail"})
 """Keys of a message that are read; others only reach the chat template."""
 CALL_KEYS = frozenset({"tool_calls", "function_call", "function_calls"})
-"""Keys of a message that calls a tool; such rows are skipped."""
+"""Keys of a message that calls tools."""
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
+"""Keys of the thought before an answer, in a message or an instruction row."""
+THOUGHT_MARKS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Texts that open and close a thought within an answer, by family."""
 BYTES = "\0bytes"
 """Key of an object that replaces binary values, with their number of bytes."""
 _SHAPES = (
@@ -51,11 +62,14 @@ def choose_format(value: Any) -> str:
         return "chat" if isinstance(value[asked], (list, dict)) else "alpaca"
     if "text" in keys:
         return "text"
+    tokens = first_of(keys, ("input_ids", "prompt_ids", "prompt_input_ids"))
+    if tokens:
+        raise ValueError(f"the row is tokenized already ('{tokens}'); only texts are trained")
     raise ValueError(f"the row has the keys {quote_keys(keys)}, but {_SHAPES}")
 
 
 def used_columns(keys: Set[str], data_format: str) -> frozenset[str]:
-    """Return the columns that a format reads of a row; tools are included, to skip their rows.
+    """Return the columns that a format reads of a row, with its tools.
 
     >>> sorted(used_columns({"prompt", "completion", "label"}, "alpaca"))
     ['completion', 'prompt']

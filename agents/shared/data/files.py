@@ -5,20 +5,32 @@ Shared, so that the master's check and the nodes' reading agree.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
+from agents.shared.data.encodings import guess_utf16, offer_encoding
+from agents.shared.data.html_text import read_html
 from agents.shared.files.folder_files import open_regular, walk_own
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"}
 KINDS |= {".txt": "text", ".text": "text", ".md": "text", ".parquet": "parquet"}
 """Kind of a file by its suffix; it determines how the file is split into rows."""
-_NAMED = "Use .jsonl, .json, .csv, .tsv, .txt or .parquet"
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+UTF_8 = "utf-8"
+_CODE = (
+    ".py .pyi .c .h .cc .cpp .cxx .hpp .java .js .jsx .ts .tsx .go .rs .rb .php .cs .swift .kt"
+    " .scala .sh .bash .sql .lua .pl .r .jl .hs .ml .ex .erl .clj .dart .zig .vue .css .tex .rst"
+)
+OTHERS = {**dict.fromkeys(_CODE.split(), "text"), ".html": "html", ".htm": "html"}
+"""The same for source code and web pages, which are documents where a folder has no other data."""
+_NAMED = "Use .jsonl, .json, .csv, .tsv, .txt, .md, .html, .parquet or source code"
+MAX_PAGE_CHARS = 1 << 25
+"""Maximum length of a web page, which is held in memory, in characters."""
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\xfd7zXZ": "xz"}
 _PACKED |= {b"BZh91AY&SY": "bzip2"}
 """First bytes of compressed files."""
@@ -48,6 +60,34 @@ class UnreadableData(Exception):
         self.hint = hint
 
 
+def codec_of(encoding: str) -> str:
+    """Return Python's codec that reads an encoding without its byte order mark."""
+    return "utf-8-sig" if encoding == UTF_8 else encoding
+
+
+def open_text(file: BinaryIO, encoding: str, newline: str) -> TextIO:
+    """Return the text of an open file.
+
+    Bytes that are not UTF-8 become lone surrogates: they invalidate their row, not the file. In
+    other encodings a character may have any bytes, so a wrong one invalidates all that follows.
+    """
+    errors = "surrogateescape" if encoding == UTF_8 else "strict"
+    return TextIOWrapper(file, encoding=codec_of(encoding), errors=errors, newline=newline)
+
+
+@contextlib.contextmanager
+def explaining_bytes(path: Path, encoding: str) -> Iterator[None]:
+    """Raise UnreadableData in place of an error about bytes that are not of the encoding."""
+    try:
+        yield
+    except UnicodeError as error:
+        offered = offer_encoding(path)
+        raise UnreadableData(
+            f"{path} is not text in {encoding}, as data.encoding says: {error}",
+            f"Set {offered}" if offered else "Leave data.encoding out: the file is UTF-8",
+        ) from error
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderFiles:
     """Files in and below a folder."""
@@ -65,11 +105,36 @@ def look_through(folder: Path) -> FolderFiles:
         ForeignFile: one of them is not an ordinary file, or a link leads out of the folder.
         OSError: a part of it cannot be read.
     """
-    files = sorted(walk_own(folder, lambda name: may_be_data(name) or _may_be_packed(name)))
-    return FolderFiles(
-        data=tuple(path for path in files if may_be_data(path.name)),
-        packed=next(filter(_is_packed, files), None),
-    )
+    files = sorted(walk_own(folder, lambda name: kind_of(name) != "" or _may_be_packed(name)))
+    packed = next(filter(_is_packed, files), None)
+    return FolderFiles(data=tuple(choose_data(files)), packed=packed)
+
+
+def choose_data(files: Sequence[Path]) -> list[Path]:
+    """Return the files of a folder that hold rows, of all that may, judged by their names.
+
+    >>> [path.name for path in choose_data([Path("a.md"), Path("README.md"), Path("load.py")])]
+    ['a.md', 'README.md']
+    >>> [path.name for path in choose_data([Path("README.md"), Path("main.py")])]
+    ['main.py']
+    """
+    data = [path for path in files if may_be_data(path.name)]
+    # In a folder of Markdown, a README.md is one of its documents, not the card of a data set.
+    if data and {path.suffix.lower() for path in data} == {".md"}:
+        data = [path for path in files if path.suffix.lower() == ".md"]
+    if not data:
+        data = [path for path in files if path.suffix.lower() in OTHERS]
+    return data
+
+
+def kind_of(name: str) -> str:
+    """Return how a file of a name is split into rows; empty: no kind that Rackless reads.
+
+    >>> kind_of("rows.JSONL"), kind_of("main.py"), kind_of("a.png")
+    ('jsonl', 'text', '')
+    """
+    suffix = Path(name).suffix.lower()
+    return KINDS.get(suffix) or OTHERS.get(suffix, "")
 
 
 def _may_be_packed(name: str) -> bool:
@@ -93,7 +158,7 @@ def may_be_data(name: str) -> bool:
     return kind is not None and not name.lower().startswith(others)
 
 
-def find_kind(path: Path) -> str:
+def find_kind(path: Path, encoding: str = UTF_8) -> str:
     """Return how a file is split into rows: one of the values of `KINDS`.
 
     A file with another suffix may be JSON, judged by its first bytes.
@@ -105,14 +170,12 @@ def find_kind(path: Path) -> str:
     with open_regular(path) as file:
         start = file.read(_START_BYTES)
     suffix = path.suffix.lower()
-    kind = KINDS.get(suffix)
+    kind = KINDS.get(suffix) or OTHERS.get(suffix)
     # First of all: no other message may suggest sending this file.
     if _PRIVATE_KEY.match(start):
         raise UnreadableData(
             f"{path} is a private key, which is never sent", "Name a file of rows instead"
         )
-    if start.startswith(_UTF16_MARKS):
-        raise UnreadableData(f"{path} is UTF-16, not text in UTF-8", "Save it as UTF-8")
     packed = next((name for mark, name in _PACKED.items() if start.startswith(mark)), None)
     if packed and (kind is not None or suffix in _PACKED_SUFFIXES):
         raise UnreadableData(
@@ -120,8 +183,15 @@ def find_kind(path: Path) -> str:
         )
     if start.startswith(b"PAR1") and kind != "parquet":
         raise UnreadableData(f"{path} is a Parquet file", "Let its name end in .parquet")
+    wide = guess_utf16(start) if encoding == UTF_8 and kind != "parquet" else ""
+    if wide:
+        raise UnreadableData(
+            f"{path} is {wide.upper()}, not text in UTF-8",
+            f"Set data.encoding: {wide}, or save it as UTF-8",
+        )
     # Some editors on Windows write a byte order mark first.
-    if kind is None and start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+    text = start.decode(codec_of(encoding), "ignore").lstrip()
+    if kind is None and text.startswith(("{", "[")):
         kind = "json"
     if kind is None:
         raise UnreadableData(
@@ -145,6 +215,20 @@ def find_line_end(path: Path, kind: str) -> str:
     with open_regular(path) as file:
         start = file.read(_LINE_END_BYTES)
     return "" if b"\r" in start and b"\n" not in start else "\n"
+
+
+def read_page(path: Path, file: TextIO) -> list[str]:
+    """Return the lines of the text of a web page.
+
+    Raises:
+        UnreadableData: it is longer than `MAX_PAGE_CHARS`.
+    """
+    page = file.read(MAX_PAGE_CHARS + 1)
+    if len(page) > MAX_PAGE_CHARS:
+        raise UnreadableData(
+            f"{path} is longer than {MAX_PAGE_CHARS:,} characters", "Divide it into several pages"
+        )
+    return read_html(page).splitlines(keepends=True)
 
 
 def read_lines(path: Path, file: TextIO, ends: str) -> Iterator[str | None]:
@@ -186,7 +270,7 @@ def explain_bad_json(error: ValueError | RecursionError) -> str:
     return "a number has too many digits"  # https://docs.python.org/3/library/json.html#json.loads
 
 
-def find_delimiter(path: Path) -> str:
+def find_delimiter(path: Path, encoding: str = UTF_8) -> str:
     """Return the delimiter of a table, judged by its first line that is not blank.
 
     Later lines are not considered, since their texts are full of commas.
@@ -196,7 +280,7 @@ def find_delimiter(path: Path) -> str:
     """
     if path.suffix.lower() == ".tsv":
         return "\t"
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with open_text(path.open("rb"), encoding, newline="") as file:
         header = "\n"
         while header and not header.strip():
             header = file.readline(_LINE_END_BYTES)

@@ -23,6 +23,7 @@ from agents.shared.data.columns import (
     used_columns,
 )
 from agents.shared.data.meaning import (
+    CHOICES,
     KIND,
     Consequence,
     find_kind,
@@ -42,6 +43,8 @@ MIN_CUT_SHARE = 0.01
 _ORDER = ("refuse", "warn", "note")
 MESSAGES = "messages[]."
 """Prefix of the name of a message's key."""
+_READ_KEYS = TURN_KEYS | CALL_KEYS | TOOL_KEYS | {"tool_call_id"}
+"""Keys of messages that are read, or that refer to a call."""
 _NO_MESSAGES = frozenset({"system", "input", *TOOL_KEYS})
 _SAID_NAME_CHARS = 60
 _LISTED = 12
@@ -84,8 +87,8 @@ class RowMeanings:
         keys: dict[tuple[str, str], Consequence] = {}
         for name, value in row.items():
             if name in used:
-                if name in TOOL_KEYS and not is_empty(value):
-                    self._count("skipped", name, "warn", place)
+                if data_format != "text" and name in TOOL_KEYS and not is_empty(value):
+                    self._count("tooled", name, _NOTE, place)
                 if data_format != "text" and name not in _NO_MESSAGES:
                     self._judge_messages(value, keys)
             elif isinstance(name, str) and not is_empty(value):
@@ -132,6 +135,8 @@ class RowMeanings:
             kind, consequence = _judge_known(name, value, data_format, row, used)
         else:
             kind, consequence = judge_column(name, value, data_format)
+            if kind in ("answer", "better") and _is_again(name, value, row, used):
+                kind, consequence = "unknown", _NOTE
         is_rated = kind == "score" or (kind == "verdict" and find_kind(name).kind == kind)
         if kind == "score":  # judged by all values later: a `false` is a verdict
             consequence = "refuse" if data_format in KIND["verdict"].refused_in else "warn"
@@ -146,6 +151,8 @@ class RowMeanings:
             if not isinstance(message, dict):
                 continue
             judged = [("skipped", key, _WARN) for key in _find_skipping(message)]
+            called = (key for key in CALL_KEYS & message.keys() if not is_empty(message[key]))
+            judged += [("tooled", key, _NOTE) for key in called]
             judged += _judge_keys(message, is_answer=_answers(message))
             content = message.get("content")
             for inner in content if isinstance(content, list) else ():
@@ -256,25 +263,27 @@ def _judge_known(
     name: str, value: Any, data_format: str, row: dict[str, Any], used: frozenset[str]
 ) -> tuple[str, Consequence]:
     """Return kind and consequence of a column that is read in rows of other formats."""
-    # UltraChat's prompt repeats the first message, and Alpaca's prompt holds its instruction.
-    texts = list(_texts_of(row, used))
-    mine = [text.strip() for text in _texts_of({name: value}, (name,)) if text.strip()]
-    asked = list(_texts_of(row, used & {*QUESTION_KEYS, *CONVERSATION_KEYS}))[:1]
-    is_again = all(any(part in text for text in texts) for part in mine) or any(
-        text.strip() and text.strip() in part for text in asked for part in mine
-    )
     is_number = isinstance(value, (int, float)) and name in QUESTION_KEYS  # its position in a list
-    if (mine and is_again) or is_number:
+    if is_number or _is_again(name, value, row, used):
         return "unknown", "note"
     kind = KIND["question" if name in QUESTION_KEYS or name == "input" else "answer"]
     return kind.kind, "refuse" if data_format in kind.refused_in else kind.otherwise
 
 
+def _is_again(name: str, value: Any, row: dict[str, Any], used: frozenset[str]) -> bool:
+    """Return whether a column repeats texts that are read."""
+    # UltraChat's prompt repeats the first message, and Alpaca's prompt holds its instruction.
+    texts = list(_texts_of(row, used))
+    mine = [text.strip() for text in _texts_of({name: value}, (name,)) if text.strip()]
+    asked = list(_texts_of(row, used & {*QUESTION_KEYS, *CONVERSATION_KEYS}))[:1]
+    return bool(mine) and (
+        all(any(part in text for text in texts) for part in mine)
+        or any(text.strip() and text.strip() in part for text in asked for part in mine)
+    )
+
+
 def _find_skipping(message: dict[str, Any]) -> Iterator[str]:
     """Yield the keys that make `agents.trainer.data.conversations` skip the row."""
-    for key in CALL_KEYS & message.keys():
-        if not is_empty(message[key]):
-            yield key
     content = message.get("content")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and not isinstance(part.get("text"), str):
@@ -285,7 +294,7 @@ def _judge_keys(message: dict[str, Any], *, is_answer: bool) -> list[tuple[str, 
     """Return kind, name and consequence of each unread key of a message, or of one of its parts."""
     found = []
     for key, part in message.items():
-        if key not in TURN_KEYS and key not in CALL_KEYS and not is_empty(part):
+        if key not in _READ_KEYS and not is_empty(part):
             kind, consequence = judge_key(str(key), part, is_answer=is_answer)
             found.append((kind, str(key), consequence))
     return found
@@ -343,6 +352,15 @@ def describe_cut(
     )
 
 
+def describe_reading(reading: str, num_rows: int) -> tuple[DataFinding, ...]:
+    """Return the finding about how rows are read; empty: their format is set."""
+    count = max(1, num_rows)
+    found = DataFinding(
+        kind="recognized", column=reading, count=count, total=count, consequence="note"
+    )
+    return (found,) if reading else ()
+
+
 def say_finding(found: DataFinding) -> str:
     """Return a finding as a sentence without its full stop.
 
@@ -353,6 +371,8 @@ would be learned as good ones"
     >>> say_finding(describe_cut(1000, 770)[0])
     '77 % of the tokens (770 of 1,000) are behind sequence_tokens and are cut'
     """
+    if found.source:
+        return f"{found.source}: {say_finding(replace(found, source=''))}"
     count, total, share = f"{found.count:,}", f"{found.total:,}", show_share(found)
     if found.kind == "cut":
         worst = ""
@@ -362,6 +382,8 @@ would be learned as good ones"
             f"{share} of the tokens ({count} of {total}) are behind sequence_tokens and are "
             f"cut{worst}"
         )
+    if found.kind == "recognized":
+        return found.column
     if found.kind == "documents":
         unit = {"file": "a whole text file", "blank-line": "a paragraph", "line": "a line"}
         each = unit.get(found.column, "a text")
@@ -378,6 +400,12 @@ would be learned as good ones"
 def hint_for(found: DataFinding) -> str:
     """Return the advice for a finding; empty: nothing needs to be done."""
     kind = KIND.get(found.kind, KIND["unknown"])
+    if found.kind == "context" and found.column in CHOICES:
+        name = found.column
+        return (
+            f"Set data.columns: [input={name}, output={name}.answer], if 'answer' says which is "
+            f"right, or set data.ignore_columns: [{name}] to train on them anyway"
+        )
     return kind.hint.format(column=found.column.removeprefix(MESSAGES))
 
 
@@ -398,7 +426,10 @@ def list_columns(found: Sequence[DataFinding]) -> str:
     ...     consequence="note")])
     "'id' (100 %)"
     """
-    said = [f"{show_name(one.column)} ({show_share(one)})" for one in found[:_LISTED]]
+    said = [
+        f"{show_name(one.column)} ({show_share(one)}{' of ' if one.source else ''}{one.source})"
+        for one in found[:_LISTED]
+    ]
     more = len(found) - _LISTED
     return ", ".join([*said, f"and {more} more"] if more > 0 else said)
 

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from agents.contract.objectives import ROW_FORMATS
+from agents.shared.data.columns import THOUGHT_KEYS
 
 Consequence = Literal["refuse", "warn", "note"]
 """Consequence of a finding. `refuse`: the data is not trained; `warn`: named in preview, plan and
@@ -77,16 +78,23 @@ KINDS = (
                f"Write each row as 'messages' with all turns, {_KEEP}",
                _words(_HISTORY), refused_in=_ASKED),
     ColumnKind("system", "holds a system prompt, which would be left out",
-               f"Rename it to 'system', {_KEEP}",
+               f"Set data.columns: [system={{column}}], {_KEEP}",
                _words("system sys"), refused_in=_ASKED, otherwise="note"),
-    ColumnKind("tools", "offers tools, which are not trained", _OUT,
+    ColumnKind("tools", "offers tools under another name, which would be left out",
+               f"Set data.columns: [tools={{column}}], {_KEEP}",
                _words("tool tools function functions apis"), refused_in=_ASKED, otherwise="note"),
     ColumnKind("weight", "asks to learn these rows less, or in part, which is not possible", _OUT,
                _words(_WEIGHT), refused_in=(*_ASKED, "text")),
     ColumnKind("masked", "marks messages or parts that are not learned", ""),
     ColumnKind("context", "holds what the question is about, which would be left out",
-               f"Rename it to 'input', or write it into the question, {_KEEP}",
+               f"Set data.columns: [input={{column}}], {_KEEP}",
                _words(_CONTEXT), refused_in=("alpaca", "preference"), otherwise="note"),
+    ColumnKind("better", "holds a better answer than the one that would be learned",
+               f"Set data.columns: [output={{column}}], {_KEEP}",
+               _words("corrected correction improved revised revision rewritten refined fixed"),
+               refused_in=("alpaca",)),
+    ColumnKind("options", "sets options of the chat template for single rows, which are not used",
+               "Take out the rows that need other options", _words("kwargs")),
     ColumnKind("score", "rates the answers, which is not used: all are learned alike",
                "Take out the rows that should not be learned", _words(_SCORE)),
     ColumnKind("verdict", "calls rows bad examples, and they would be learned as good ones",
@@ -94,7 +102,9 @@ KINDS = (
                f"objective: dpo), {_KEEP}", _words(_VERDICT), refused_in=_ASKED),
     ColumnKind("reasoning", "holds the reasoning before the answer, which is left out",
                "Write it into the answer if it should be learned",
-               _words("reasoning thinking thought thoughts rationale cot")),
+               _words("reasoning thinking thought thoughts rationale cot complexcot")),
+    ColumnKind("thought", "holds the reasoning before the answer, which is learned if the model's "
+               "chat template has a place for it", "", otherwise="note"),
     ColumnKind("split", "names a held-out split, but its rows are learned, too",
                "Take these rows out, or name them in data.eval", _words("split fold subset")),
     ColumnKind("turn", "tells that the row is one turn of a conversation, which would be learned "
@@ -102,10 +112,11 @@ KINDS = (
                _words("role parent speaker"), refused_in=("text",), otherwise="note"),
     # These are not found by words of a name.
     ColumnKind("question", "holds another part of the question, which would be left out",
-               f"Join the parts in one column, or rename one to 'input', {_KEEP}",
+               f"Set data.columns: [input={{column}}], or join the parts, {_KEEP}",
                refused_in=("alpaca", "preference")),
     ColumnKind("answer", "holds another answer, which is not learned",
-               "Check that the column which is learned is the right one"),
+               "Check that the column which is learned is the right one, or set data.columns",
+               _words("solution truth gold canonical expected code")),
     ColumnKind("reversed", "rates the chosen answer below the rejected one",
                "Check which of the two is the better one"),
     ColumnKind("placeholder", "stands in the texts for a picture, sound or video, and is learned "
@@ -127,13 +138,21 @@ KINDS = (
     ColumnKind("prompt", "begins otherwise than in a chat, as the model's chat template writes it: "
                "the model may not answer there as it has learned",
                "Compare the preview with a chat, or use a model whose template writes both alike"),
+    ColumnKind("dropped_thought", "has thoughts of earlier answers, which the chat template leaves "
+               "out", "", otherwise="note"),
     ColumnKind("dropped_turn", "is a role whose turns are left out, because the model's chat "
                "template has no place for it", "Write what these turns say into other turns"),
+    ColumnKind("tooled", "offers or calls tools, which need a place in the model's chat template",
+               "", otherwise="note"),
+    ColumnKind("no_tools", "offers or calls tools, for which the chat template has no place",
+               "Use a model whose chat template has tools, take these rows out, "
+               f"{_KEEP}", otherwise="refuse"),
     ColumnKind("beyond", "is a token for which the model has no weights, so a row that holds it "
                "cannot be trained",
                "Use the model's own tokenizer, or enlarge its embeddings first"),
     ColumnKind("cut", "", "Raise sequence_tokens, or divide long rows into shorter ones"),
     ColumnKind("documents", "", ""),
+    ColumnKind("recognized", "", "", otherwise="note"),
     ColumnKind("rendered", "stands in the texts, which a chat template has written already",
                "Set data.rendered: yes to learn the texts as written, with their answers alone"),
     ColumnKind("ignored", "is left out, as data.ignore_columns asks", ""),
@@ -155,7 +174,7 @@ _NAMED_TEXT = _words("caption description explanation reason reasons comment")
 _COUNTED = _words("num n number count")
 """First words of such names."""
 _OF_SYSTEM = _words("system sys prompt prompts message messages msg instruction instructions text")
-_CHOICES = _words("choices options candidates endings")
+CHOICES = _words("choices options candidates endings")
 _BEFORE = _words("previous prior preceding")
 _MEDIA_STEMS = ("image", "video", "audio", "pixel", "photo", "picture", "screenshot")
 _MEDIA_SUFFIX = re.compile(
@@ -403,6 +422,8 @@ def judge_column(name: str, value: Any, data_format: str) -> tuple[str, Conseque
         return "verdict", "warn"
     if kind.kind == "unknown" or not _bears_out(kind.kind, name, value):
         return "unknown", "note"
+    if data_format == "alpaca" and name in THOUGHT_KEYS and isinstance(value, str):
+        return "thought", "note"
     found = kind.otherwise
     if data_format in kind.refused_in:
         # One word may be the text of a `context`, but is rather a label in a `context_window`.
@@ -416,6 +437,10 @@ def _bears_out(kind: str, name: str, value: Any) -> bool:
     match kind:
         case "weight":
             return is_weighted(name, value)
+        case "options":
+            return any(leaf is True or shape_of(leaf) == "text" for leaf in _some_leaves(value))
+        case "answer" | "better":
+            return shape_of(value) == "text" or (kind == "better" and shape_of(value) == "word")
         case "split":
             return isinstance(value, str) and not _HELD_OUT.isdisjoint(split_name(value))
         case "turn":
@@ -437,7 +462,7 @@ def _holds_text(kind: str, name: str, value: Any) -> bool:
         return is_list or shape == "parts"
     if kind == "history" and not _BEFORE.isdisjoint(words):
         return shape == "parts"
-    if kind == "context" and is_list and not _CHOICES.isdisjoint(words):
+    if kind == "context" and is_list and not CHOICES.isdisjoint(words):
         return True
     return is_text or (kind == "reasoning" and shape == "name")
 
@@ -482,7 +507,7 @@ def judge_key(key: str, value: Any, *, is_answer: bool) -> tuple[str, Consequenc
         if is_answer and is_rating(key, value) and (is_number or kind == "score"):
             return "score", "warn"
     if kind == "reasoning" and _bears_out(kind, key, value):
-        return "reasoning", "warn"
+        return ("thought", "note") if key in THOUGHT_KEYS else ("reasoning", "warn")
     return "unknown", "note"
 
 

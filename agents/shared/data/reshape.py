@@ -17,45 +17,48 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agents.contract.data import parse_columns
+from agents.contract.data import RATED, parse_columns
 from agents.shared.data.columns import (
     ANSWER_KEYS,
     CONVERSATION_KEYS,
+    KNOWN_KEYS,
     QUESTION_KEYS,
+    TOOL_KEYS,
     find_rows_inside,
     first_of,
+    quote,
+    used_columns,
 )
+from agents.shared.data.meaning import find_kind, is_about, judge_verdict, shape_of
+from agents.shared.data.rankings import rank_answers
 
 _SIDES = (
     ("chosen_response", "rejected_response"),
     ("accepted", "rejected"),
+    ("preferred_output", "non_preferred_output"),
     ("preferred", "dispreferred"),
     ("winner", "loser"),
 )
-_CONVERSATIONS = (
+CONVERSATIONS = (
     *("conversation", "conversations", "messages", "turns", "dialog", "dialogue", "dialogs"),
-    *("dialogues", "chat", "chats", "thread"),
+    *("dialogues", "chat", "chats", "thread", "contents"),
 )
 _TURN_QUESTIONS = (*QUESTION_KEYS, "input", "user", "human", "query", "q")
 _TURN_ANSWERS = (*ANSWER_KEYS, "assistant", "bot", "gpt", "reply", "a")
 # How Anthropic's preference data writes a conversation.
 _TRANSCRIPT = re.compile(r"(?:^|\n\n)(Human|Assistant):[ \t]?")
-_OFFERED = {
-    "messages": ("conversation", "dialog", "dialogue", "dialogs", "data", "turns", "chat", "items"),
-    "instruction": (
-        *QUESTION_KEYS, "input", "query", "user", "human", "source", "article", "document",
-        "message_1", "problem", "src", "en",
-    ),
-    "output": (
-        *ANSWER_KEYS, "target", "assistant", "bot", "summary", "highlights", "message_2",
-        "solution", "label_text", "answers", "reply", "tgt", "de", "fr", "es", "zh",
-    ),
-    "text": ("content", "document", "body", "article", "markdown", "code", "page_content", "raw"),
-    "chosen": ("better", "best", "good", "positive", "response_a", "chosen_answer"),
-    "rejected": ("worse", "worst", "bad", "negative", "response_b", "rejected_answer"),
-    "system": ("system_prompt", "systemprompt", "sys"),
-}  # fmt: skip
-"""Usual other names of each column, for offers."""
+_NEWER_ROLES = {"prompter": "user", "ai": "assistant", "chatbot": "assistant"}
+KNOWN_ROLES = {"human": "user", **dict.fromkeys(("gpt", "bot", "model"), "assistant")}
+KNOWN_ROLES |= _NEWER_ROLES
+KNOWN_ROLES |= {"developer": "system", "function": "tool", "observation": "tool"}
+KNOWN_ROLES |= {role: role for role in ("system", "user", "assistant", "tool")}
+"""Role of a message by its usual names, in small letters."""
+_ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "type")
+_SAID_KEYS = ("content", "value", "text", "message", "parts", "utterance")
+_NOTHING = frozenset({"", "nan", "none", "null", "<noinput>"})
+"""Texts that tables and scripts write for an empty optional column."""
+_OPTIONAL = ("input", "system", "history")
+_MIN_KEYED = 2
 
 
 class ColumnMapping:
@@ -68,14 +71,35 @@ class ColumnMapping:
     def __init__(self, entries: Sequence[str] = ()) -> None:
         names = parse_columns(entries)
         self.columns, self.roles = names.columns, names.roles
+        self._rated = {name: one for name, one in self.columns.items() if one in RATED}
+        self._renamed = {name: one for name, one in self.columns.items() if one not in RATED}
+        self._good = next((name for name, one in self._rated.items() if one == "good"), "")
+
+    def leave_out(self, row: Any) -> str:
+        """Return why the mapping leaves a row out: it is a bad example; empty: it does not."""
+        value = row.get(self._good) if isinstance(row, dict) and self._good else None
+        if value is None or judge_verdict(self._good, value) != "bad":
+            return ""
+        return f"'{self._good}' calls it a bad example, and only good ones are asked for"
 
     def apply(self, row: Any) -> Any:
-        """Return a row with the columns that the formats read; `row` itself is unchanged."""
+        """Return a row with the columns that the formats read; `row` itself is unchanged.
+
+        Raises:
+            ValueError: it has no two rated answers, but the mapping makes a pair of them.
+        """
         if isinstance(row, list) and self.columns:
             row = {str(place): value for place, value in enumerate(row)}
         if not isinstance(row, dict):
             return row
         shaped = self._rename(row) if self.columns else dict(row)
+        if "candidates" in self._rated.values():
+            best, worst = rank_answers(row, self._rated)
+            # Other columns about the answers have been weighed by the one that the user names.
+            rated = [key for key in shaped if find_kind(str(key)).kind in ("verdict", "score")]
+            shaped = {key: value for key, value in shaped.items() if key not in rated}
+            shaped |= {"chosen": best, "rejected": worst}
+        _drop_nothing(shaped)
         _find_sides(shaped)
         self._find_messages(shaped)
         asked = first_of(shaped.keys(), QUESTION_KEYS)
@@ -86,8 +110,9 @@ class ColumnMapping:
         return shaped
 
     def _rename(self, row: dict[Any, Any]) -> dict[Any, Any]:
-        found = {self.columns[name]: _find(row, name) for name in self.columns}
-        kept = {key: value for key, value in row.items() if key not in self.columns}
+        found = {one: _find(row, name, one) for name, one in self._renamed.items()}
+        read = {*self.columns, *(part for name in self.columns for part in name.split("."))}
+        kept = {key: value for key, value in row.items() if key not in read}
         # A column that keeps its name but is not the wanted one would be read in its place.
         return {**kept, **{wanted: value for wanted, value in found.items() if value is not None}}
 
@@ -95,8 +120,11 @@ class ColumnMapping:
         key = first_of(row.keys(), CONVERSATION_KEYS) or _find_conversation(row)
         if key is None:
             return
-        turns = find_turns(row[key])
-        shaped = _shape_turns(turns, is_mapped=key in self.columns.values())
+        given = find_turns(_transpose(row[key]))
+        turns = _name_parts(given) or given
+        if turns is not None:
+            row[key] = turns
+        shaped = shape_turns(turns, is_mapped=key in self.columns.values())
         if shaped is not None or key not in CONVERSATION_KEYS:
             messages = shaped if shaped is not None else turns
             if key not in CONVERSATION_KEYS:
@@ -115,15 +143,84 @@ class ColumnMapping:
         return {**message, key: known} if known else message
 
 
-def _find(row: Mapping[Any, Any], name: str) -> Any:
-    """Return the value of a column, or of a field in a column: `translation.en`, `answers.text`."""
-    if name in row:
-        return row[name]
+def _find(row: Mapping[Any, Any], name: str, wanted: str) -> Any:
+    """Return the value of a column, of a field in it (`translation.en`), or a choice.
+
+    `choices.answer` is the choice that the column `answer` numbers from 0, or names by a letter.
+
+    >>> _find({"choices": ["x", "y"], "answer": "B"}, "choices.answer", "output")
+    'y'
+    >>> _find({"choices": ["x", "y"]}, "choices", "input")
+    'A. x\\nB. y'
+    """
     value: Any = row
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+    labels: Any = None
+    for part in (name,) if name in row else name.split("."):
+        if isinstance(value, list):
+            value = _choose(value, labels, row.get(part))
+        else:
+            labels = value.get("label") if isinstance(value, dict) else None
+            value = value.get(part) if isinstance(value, dict) else None
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return str(value) if is_number and wanted == "output" else value
+    if wanted == "input":
+        return "\n".join(f"{chr(ord('A') + at)}. {one}" for at, one in enumerate(value))
     # SQuAD writes the only answer as a list.
-    return value[0] if isinstance(value, list) and value and isinstance(value[0], str) else value
+    is_one = name not in row or (len(value) == 1 and wanted in ("instruction", "output", "text"))
+    return value[0] if is_one else value
+
+
+def _choose(choices: Sequence[Any], labels: Any, key: Any) -> Any:
+    """Return the choice with a label, a number from 0, or a letter; None: none has it."""
+    text = str(key).strip()
+    if isinstance(labels, list) and text in labels:
+        place = labels.index(text)
+    elif text.isdecimal():
+        place = int(text)
+    else:
+        place = ord(text.upper()) - ord("A") if len(text) == 1 else -1
+    return choices[place] if 0 <= place < len(choices) else None
+
+
+def _drop_nothing(row: dict[Any, Any]) -> None:
+    """Empty the cells for which a table writes NaN or such a text."""
+    for key, value in [*row.items()]:
+        is_text = isinstance(value, str) and key in _OPTIONAL
+        if value != value or (is_text and value.strip().lower() in _NOTHING):
+            row[key] = None
+
+
+def _transpose(value: Any) -> Any:
+    """Return an object of lists, as some tables hold a list of objects, as that list."""
+    lists = list(value.values()) if isinstance(value, dict) else []
+    if not lists or not all(isinstance(one, list) and len(one) == len(lists[0]) for one in lists):
+        return value
+    return [dict(zip(value, parts, strict=True)) for parts in zip(*lists, strict=True)]
+
+
+def _name_parts(turns: Any) -> list[Any] | None:
+    """Return messages with the usual names of their roles and texts; None: they have others.
+
+    Another name counts only if each message has it with a role that is known.
+    """
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        return None
+    keys = set(turns[0]).intersection(*turns) if turns else set()
+    role_key, said_key = first_of(keys, _ROLE_KEYS), first_of(keys, _SAID_KEYS)
+    if role_key is None or said_key is None:
+        return None
+    said = [str(turn[role_key]).lower() for turn in turns]
+    is_usual = role_key in ("role", "from") and said_key in ("content", "value")
+    is_known = all(role in KNOWN_ROLES for role in said)
+    if _NEWER_ROLES.keys().isdisjoint(said) if is_usual else not is_known:
+        return None
+    named = []
+    for role, turn in zip(said, turns, strict=True):
+        left = {key: part for key, part in turn.items() if key not in (role_key, said_key)}
+        known = KNOWN_ROLES.get(role, turn[role_key])
+        named.append({"role": known, "content": turn[said_key], **left})
+    return named
 
 
 def _find_conversation(row: Mapping[Any, Any]) -> str | None:
@@ -145,10 +242,12 @@ def _is_conversation(name: str, turns: Any) -> bool:
         return False
     if all(turn.keys() & {"role", "from"} and turn.keys() & {"content", "value"} for turn in turns):
         return True
-    return name.lower() in _CONVERSATIONS and _shape_turns(turns, is_mapped=False) is not None
+    if name.lower() in CONVERSATIONS and _name_parts(turns):
+        return True
+    return name.lower() in CONVERSATIONS and shape_turns(turns, is_mapped=False) is not None
 
 
-def _shape_turns(turns: Any, *, is_mapped: bool) -> list[dict[str, Any]] | None:
+def shape_turns(turns: Any, *, is_mapped: bool) -> list[dict[str, Any]] | None:
     """Return question and answer objects, or texts by turns, as messages; None: neither."""
     if not isinstance(turns, list) or not turns:
         return None
@@ -190,10 +289,17 @@ def _find_sides(row: dict[Any, Any]) -> None:
         if chosen in row and rejected in row and "chosen" not in row:
             row["chosen"] = row.pop(chosen)
             row["rejected"] = row.pop(rejected)
+            asked = row.get("input")
+            if isinstance(asked, dict) and "messages" in asked:  # OpenAI's pairs
+                del row["input"]
+                row |= {"prompt": asked["messages"], "tools": asked.get("tools")}
 
 
 def _shape_pair(row: dict[Any, Any], asked: str | None) -> None:
     """Join the parts of a pair's question; turn transcripts into messages."""
+    if asked is None and row.get("input"):
+        row["prompt"] = row.pop("input")
+        return
     if asked is not None:
         _join_question(row, asked)
         return
@@ -213,7 +319,7 @@ def _join_question(row: dict[Any, Any], asked: str) -> None:
         more = row.pop("input")
         row[asked] = f"{row[asked]}\n\n{more}" if more.strip() else row[asked]
     turns = find_turns(row.get("history"))
-    before = _shape_turns(turns, is_mapped=False)
+    before = shape_turns(turns, is_mapped=False)
     # An empty history, too: rows of a file should have one format.
     if before or turns == []:
         row.pop("history")
@@ -232,61 +338,30 @@ def _read_transcript(text: Any) -> list[dict[str, str]] | None:
     return [{"role": roles[name], "content": said.strip()} for name, said in turns]
 
 
-def offer_mapping(row: Any) -> str:
-    """Return `data.columns` for a row that no format reads, ready to paste; empty: none is near.
+def explain_reading(given: Mapping[Any, Any], shaped: Mapping[Any, Any], data_format: str) -> str:
+    """Return why a row is taken for one of a format, and what makes that uncertain; empty: its
+    columns have the names of the format.
 
-    >>> offer_mapping({"INSTRUCTION": "q", "RESPONSE": "a"})
-    'data.columns: [instruction=INSTRUCTION, output=RESPONSE]'
-    >>> offer_mapping({"dialog": ["hi", "hello"]}), offer_mapping(["q", "a"])
-    ('data.columns: [messages=dialog]', 'data.columns: [instruction=0, output=1]')
+    >>> row = {"question": "Why?", "answer": "So.", "draft": "Let me think about it."}
+    >>> explain_reading(row, row, "alpaca")
+    "alpaca rows, by 'question' and 'answer'; not certain, since 'draft' holds text, too"
+    >>> explain_reading({"items": []}, {"messages": []}, "chat")
+    "chat rows, by 'items'"
     """
-    if isinstance(row, list) and len(row) > 1 and all(isinstance(text, str) for text in row[:2]):
-        return "data.columns: [instruction=0, output=1]"
-    if not isinstance(row, dict):
+    used = used_columns(shaped.keys(), data_format) - TOOL_KEYS
+    names = [key for key in given if key in used or key not in shaped]
+    others = [
+        key
+        for key, value in given.items()
+        if key in shaped and isinstance(key, str) and key not in KNOWN_KEYS
+        and shape_of(value) == "text" and find_kind(key).kind == "unknown" and not is_about(key)
+    ]  # fmt: skip
+    said = " and ".join(map(quote, names)) if names else "their shape"
+    if others and data_format in ("alpaca", "text"):
+        said += f"; not certain, since {quote(others[0])} holds text, too"
+    elif KNOWN_KEYS.issuperset(names):
         return ""
-    names = _names_inside(row)
-    turns = [name for name, value in names.items() if _could_be_turns(value)]
-    if len(turns) == 1:
-        return f"data.columns: [messages={turns[0]}]"
-    texts = {name: value for name, value in names.items() if _is_text(value)}
-    found = {wanted: _nearest(texts, _OFFERED[wanted]) for wanted in _OFFERED}
-    for needed in (("chosen", "rejected"), ("instruction", "output"), ("text",)):
-        chosen = [found[wanted] for wanted in needed]
-        if all(chosen) and len(set(chosen)) == len(chosen):
-            extra = ("instruction", "system") if needed[0] == "chosen" else ("system",)
-            wanted = [*needed, *(one for one in extra if found[one] and found[one] not in chosen)]
-            return f"data.columns: [{', '.join(f'{one}={found[one]}' for one in wanted)}]"
-    return ""
-
-
-def _names_inside(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the columns of a row and the fields of its objects, by dotted name."""
-    names: dict[str, Any] = {}
-    for key, value in row.items():
-        if isinstance(value, dict):
-            names |= {f"{key}.{inner}": part for inner, part in value.items()}
-        names[str(key)] = value
-    return names
-
-
-def _could_be_turns(value: Any) -> bool:
-    turns = find_turns(value)
-    if not isinstance(turns, list) or len(turns) < 2:
-        return False
-    return all(isinstance(turn, str) for turn in turns) or (
-        _shape_turns(turns, is_mapped=True) is not None
-    )
-
-
-def _is_text(value: Any) -> bool:
-    if isinstance(value, list):
-        return bool(value) and isinstance(value[0], str)
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _nearest(names: Mapping[str, Any], usual: Sequence[str]) -> str:
-    lowered = {name.lower().rpartition(".")[2]: name for name in names}
-    return next((lowered[name] for name in usual if name in lowered), "")
+    return f"{data_format} rows, by {said}"
 
 
 def find_turns(value: Any) -> Any:
@@ -299,10 +374,20 @@ def find_turns(value: Any) -> Any:
     return value if isinstance(value, list) else None
 
 
+def _find_keyed(value: dict[Any, Any]) -> list[Any] | None:
+    """Return the rows of an object that has each under a key of its own, or None."""
+    rows = list(value.values())
+    # A column's name says that the object is a row itself.
+    is_keyed = len(rows) >= _MIN_KEYED and KNOWN_KEYS.isdisjoint(value)
+    is_keyed = is_keyed and all(isinstance(row, dict) for row in rows)
+    return rows if is_keyed and all(KNOWN_KEYS & row.keys() for row in rows) else None
+
+
 def unfold(rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
     """Yield the numbered values of a file, or the rows inside of its only object.
 
-    Only an object around the whole file is such a wrapper: `{"version": 1, "data": [{...}]}`. A
+    Only an object around the whole file is such a wrapper: `{"version": 1, "data": [{...}]}`, or
+    `{"first": {...}, "second": {...}}`. A
     list inside of a row belongs to that row.
     """
     first, second = next(rows, None), next(rows, None)
@@ -310,6 +395,8 @@ def unfold(rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         return
     is_wrapper = second is None and isinstance(first[1], dict) and not _find_conversation(first[1])
     inside = find_rows_inside(first[1]) if is_wrapper else None
+    if inside is None and is_wrapper:
+        inside = _find_keyed(first[1])
     if inside is not None:
         yield from enumerate(inside, start=1)
         return

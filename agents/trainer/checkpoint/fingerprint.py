@@ -84,6 +84,10 @@ def fixed_part(spec: RunSpec) -> dict[str, Any]:
     for name in ("ignore_columns", "columns"):
         if columns := plain["data"].get(name):
             plain["data"][name] = sorted(columns)  # their order has no effect
+    for source in plain["data"].get("sources", ()):
+        del source["path"]  # the content has a hash of its own
+    if spec.data.held_out is not None:  # decides which rows are trained
+        plain["data"]["eval"] = spec.data.eval
     return plain
 
 

@@ -13,6 +13,8 @@ behind the generation prompt.
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -20,8 +22,12 @@ from typing import Any
 
 from agents.contract.spec import Learn
 from agents.errors import ExpectedError
+from agents.shared.data.columns import THOUGHT_MARKS
 from agents.trainer.data import templates
 from agents.trainer.data.conversations import ConversationTurn, count_same
+from agents.trainer.data.thoughts import find_kept, find_thought, name_thought, place_thought
+from agents.trainer.data.tool_calls import ToolError
+from agents.trainer.data.tool_turns import find_left_out, settle_calls, shows_calls
 
 _OTHER_ANSWER = "another-answer-in-its-place"
 # For templates that write today's date: the same day on every node and after every resume. Llama
@@ -30,19 +36,9 @@ _DAY = datetime(2024, 7, 26)
 _SIGNS = (*"aAbBdeHIjmMpSyY", "-d", "-m")
 _WRITTEN = "".join(f" | replace('%{sign}', '{_DAY.strftime('%' + sign)}')" for sign in _SIGNS)
 _STOPPED_CLOCK = "{% macro strftime_now(format) %}{{ format" + _WRITTEN + " }}{% endmacro %}"
-THOUGHTS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<seed:think>", "</seed:think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
-"""Tokens that open and close a thought, by family."""
 _MARK_CHARS = 64
 _NOT_THINKING = {"enable_thinking": False, "thinking": False}
 """Variables by which templates ask for no thought."""
-_THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 _CHANGED = (
     "the chat template of this model changes the assistant's answer, so the part to learn cannot "
     "be located"
@@ -50,6 +46,7 @@ _CHANGED = (
 CONTINUED, EMPTY_THOUGHT, OWN_THOUGHT = "continued", "empty_thought", "own_thought"
 OTHER_PROMPT = "prompt"
 UNENDED, DROPPED_TURN, ENDLESS = "unended", "dropped_turn", "endless"
+DROPPED_THOUGHT = "dropped_thought"
 Note = tuple[str, str]
 """Kind of a finding about a row, and the part of the text that it is about."""
 
@@ -136,12 +133,21 @@ def render_answers(
     Raises:
         ValueError: the template rejects the conversation, or an answer cannot be located.
     """
-    folded, text = fold_system(tokenizer, turns)
+    if rules >= 3 and any(turn.role == "assistant" for turn in turns):
+        template = templates.choose(tokenizer)
+        turns = tuple(place_thought(turn, template) for turn in turns)
+    try:
+        folded, text = fold_system(tokenizer, turns)
+    except ValueError as error:
+        if any(turn.calls for turn in turns) and not shows_calls(_bind(tokenizer)):
+            reason = str(error).partition(": ")[2] or str(error)
+            raise ToolError(
+                f"the chat template of this model has no place for tool calls: {reason}"
+            ) from error
+        raise
     num_shared_turns -= len(turns) - len(folded)
     learned = [
-        place
-        for place, turn in enumerate(folded)
-        if turn.role == "assistant" and turn.content.strip() and place >= num_shared_turns
+        place for place, turn in enumerate(folded) if turn.is_answer and place >= num_shared_turns
     ]
     if learn == "last_answer":
         learned = learned[-1:]
@@ -164,6 +170,7 @@ def _render_as_chat(
         for place in range(len(turns))
         if place not in learned and _is_dropped(tokenizer, turns, place, text)
     }
+    notes |= find_left_out(turns, text, _bind(tokenizer))
     last = None
     shown, whole = turns, text
     if learned and learned[-1] == len(turns) - 1:
@@ -179,13 +186,19 @@ def _render_as_chat(
             span, begin = last.span, last.begin
         else:
             span, begin = _find_earlier(tokenizer, shown, place, text, whole), None
+            if turns[place].calls:
+                span = range(span.start, span.stop + _count_next(tokenizer, text[span.stop :]))
         if num_empty := _count_empty_thought(tokenizer, turns[:place], text, span.start):
             empty = text[span.start : span.start + num_empty]
-            marks = (mark for pair in THOUGHTS for mark in pair if mark in empty)
+            marks = (mark for pair in THOUGHT_MARKS for mark in pair if mark in empty)
             notes.add((EMPTY_THOUGHT, next(marks, "<think>")))
             span = range(span.start + num_empty, span.stop)
         found.spans.append(span)
         found.masked.extend(_find_masked(turns[place], span, text, begin))
+        found.masked.extend(find_kept(turns[place], span, text))
+        thought = find_thought(turns[place])
+        if thought not in text[max(0, span.start - len(thought) - _MARK_CHARS) : span.stop]:
+            notes.add((DROPPED_THOUGHT, name_thought(turns[place])))
     return replace(found, notes=frozenset(notes))
 
 
@@ -224,10 +237,10 @@ def _find_last(tokenizer: Any, turns: tuple[ConversationTurn, ...], text: str) -
     prompt = _try_render(tokenizer, asked, add_generation_prompt=True) if asked else None
     if prompt is None:
         return _Found(text, _find_otherwise(tokenizer, turns, len(turns) - 1, text))
-    thought = _find_thought(turns[-1])
+    thought = find_thought(turns[-1])
     rest = text.removeprefix(prompt).lstrip()
     # A template may write an empty thought before one in the content, which it does not know.
-    is_empty = bool(thought) and any(rest.startswith(closing) for _, closing in THOUGHTS)
+    is_empty = bool(thought) and any(rest.startswith(closing) for _, closing in THOUGHT_MARKS)
     continues = text.startswith(prompt) and len(text) > len(prompt) and not is_empty
     if continues and thought in text[len(prompt) :]:
         return _Found(text, range(len(prompt), len(text)))
@@ -236,14 +249,49 @@ def _find_last(tokenizer: Any, turns: tuple[ConversationTurn, ...], text: str) -
     if marks is None and not (thought in content and thought not in text):
         if continues:  # the template has no place for the thought of another key
             return _Found(text, range(len(prompt), len(text)))
+        # gpt-oss leaves out thoughts before calls once an answer follows, but a chat shows them.
+        tail = prompt[prompt.rfind(asked[-1].content.strip()) :]
+        place = text.rfind(tail)
+        if place >= 0 and tail != prompt:
+            whole = prompt + text[place + len(tail) :]
+            return _Found(whole, range(len(prompt), len(whole)), (CONTINUED, "assistant"))
         # Another header, which no rule explains: the rows differ from a chat.
         span = _find_otherwise(tokenizer, turns, len(turns) - 1, text)
         return _Found(text, span, (OTHER_PROMPT, "assistant"))
     if marks is None:
+        if turns[-1].calls:
+            raise ValueError(_CHANGED)
         ending = _find_ending(tokenizer, turns)
-        mark = next((one for one, _ in THOUGHTS if one in content), "assistant")
+        mark = next((one for one, _ in THOUGHT_MARKS if one in content), "assistant")
         return _continue(content, prompt, content, ending, mark)
     return _find_behind_thought(tokenizer, turns, text, prompt, marks, opened)
+
+
+def _find_last_call(
+    text: str, prompt: str, thought: str, marks: tuple[str, str], opened: int
+) -> _Found:
+    """Return a last answer that calls tools, behind a generation prompt with a thought.
+
+    Args:
+        text: the text of the finished conversation.
+        prompt: the text before the answer in a chat.
+        thought: the answer's thought; empty: it has none.
+        marks: the tokens that open and close the thought of the prompt.
+        opened: place of the thought in the prompt.
+    """
+    if not text.startswith(prompt[:opened]):
+        raise ValueError(_CHANGED)
+    opening, closing = marks
+    called = text[opened:].lstrip("\n")
+    if called.startswith(opening):  # the template writes the thought itself
+        return _Found(text, range(opened, len(text)), (OWN_THOUGHT, opening))
+    if closing not in prompt[opened:]:
+        line = "\n" if prompt.endswith("\n") else ""
+        called = f"{thought}{line}{closing}{line * 2}{called}"
+    elif thought:
+        prompt, called = prompt[:opened], f"{opening}\n{thought}\n{closing}\n\n{called}"
+    whole = prompt + called
+    return _Found(whole, range(len(prompt), len(whole)), (CONTINUED, opening))
 
 
 def _find_behind_thought(
@@ -265,13 +313,15 @@ def _find_behind_thought(
         opened: place of the thought in the prompt.
     """
     opening, closing = marks
-    content, thought = turns[-1].content, _find_thought(turns[-1])
+    content, thought = turns[-1].content, find_thought(turns[-1])
     if not thought:
         # A hybrid that thinks by default shows the empty thought if thinking is off.
         start = len(prompt) - len(_find_header(tokenizer, turns[:-1]))
         shown = prompt[:start] + _find_header(tokenizer, turns[:-1], **_NOT_THINKING)
         if closing in shown[start:] and text.startswith(shown):
             return _Found(text, range(len(shown), len(text)), (EMPTY_THOUGHT, opening))
+    if turns[-1].calls:
+        return _find_last_call(text, prompt, thought, marks, opened)
     ending = _find_ending(tokenizer, turns)
     if closing not in prompt[opened:]:
         return _continue_thought(turns[-1], prompt, marks, ending)
@@ -305,7 +355,7 @@ def _count_empty_thought(
         start: end of the generation prompt in the text.
     """
     head = text[start : start + _MARK_CHARS].lstrip()
-    pairs = ((head.removeprefix(opening), closing) for opening, closing in THOUGHTS)
+    pairs = ((head.removeprefix(opening), closing) for opening, closing in THOUGHT_MARKS)
     if not any(rest.lstrip().startswith(closing) for rest, closing in pairs):
         return 0
     if "thinking" not in templates.choose(tokenizer):
@@ -329,7 +379,7 @@ def _find_opened(
 ) -> tuple[tuple[str, str] | None, int]:
     """Return the marks of the thought that a generation prompt opens or closes, and its place."""
     header = len(prompt) - len(_find_header(tokenizer, asked))
-    for opening, closing in THOUGHTS:
+    for opening, closing in THOUGHT_MARKS:
         places = (prompt.rfind(mark, header) for mark in (opening, closing))
         place = next((place for place in places if place >= 0), None)
         if place is not None:
@@ -348,22 +398,12 @@ def _continue_thought(
         own = rest.lstrip("\n") if line else rest
     else:
         # Without a thought, the model has to close it before it answers.
-        thought = _find_thought(turn)
+        thought = find_thought(turn)
         own = f"{thought}{line}{closing}{line * 2}{turn.content.lstrip()}"
     whole = f"{prompt}{own.rstrip()}{ending}"
     # The content may begin before the prompt's end, with its own token that opens the thought.
     begin = len(prompt) + len(own.rstrip()) - len(turn.content.rstrip())
     return _Found(whole, range(len(prompt), len(whole)), (CONTINUED, opening), begin)
-
-
-def _find_thought(turn: ConversationTurn) -> str:
-    """Return the thought of an answer, from its content or from another key; empty: it has none."""
-    for opening, closing in THOUGHTS:
-        before, found, _ = turn.content.partition(closing)
-        if found:
-            return before.rpartition(opening)[2].strip()
-    keys = dict(turn.extra)
-    return next((keys[key].strip() for key in _THOUGHT_KEYS if keys.get(key)), "")
 
 
 def _find_ending(tokenizer: Any, turns: tuple[ConversationTurn, ...]) -> str:
@@ -392,11 +432,19 @@ def _find_earlier(
     """
     asked = _try_render(tokenizer, turns[:place], add_generation_prompt=True) if place else None
     answered = _try_render(tokenizer, turns[: place + 1], add_generation_prompt=False)
-    asked = asked if asked is not None and text.startswith(asked) else None
+    if asked is not None and not text.startswith(asked):
+        asked = _find_own_thought(tokenizer, turns, place, asked, text)
     is_prefix = answered is not None and text.startswith(answered)
     if asked is not None and answered is not None and is_prefix and answered.startswith(asked):
         stop = len(answered) + _count_end(tokenizer, turns[place].content, answered, text)
         return range(len(asked), stop)
+    if turns[place].calls and answered is not None:
+        start = len(asked) if asked is not None else _find_start(tokenizer, turns[:place], text)
+        # The text before a call may differ from that of a chat, but its end is the same.
+        ending = answered[answered.rfind(turns[place].calls[-1].name) :]
+        last = text.find(ending, start)
+        if last >= 0:
+            return range(start, last + len(ending))
     other = _answer_otherwise(turns, place)
     before, found, after = _render(tokenizer, other, add_generation_prompt=False).partition(
         _OTHER_ANSWER
@@ -415,6 +463,39 @@ def _find_earlier(
     return range(start, end + len(closing))
 
 
+def _find_start(tokenizer: Any, asked: tuple[ConversationTurn, ...], text: str) -> int:
+    """Return the place of an answer behind the last turn before it, and its header.
+
+    Mistral's templates write tools before the last question, so earlier text differs from a chat.
+    """
+    prompt = _render(tokenizer, asked, add_generation_prompt=True)
+    tail = prompt[prompt.rfind(asked[-1].content.strip()) :]
+    place = -1
+    for _ in range(prompt.count(tail)):
+        place = text.find(tail, place + 1)
+        if place < 0:
+            raise ValueError(_CHANGED)
+    return place + len(tail)
+
+
+def _find_own_thought(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, asked: str, text: str
+) -> str | None:
+    """Return the text before an answer that begins with its own thought, or with a call in place of
+    the prompt's thought; None: it begins otherwise.
+    """
+    thought = find_thought(turns[place])
+    marks, opened = _find_opened(tokenizer, turns[:place], asked)
+    if marks is None or not text.startswith(asked[:opened]):
+        return None
+    is_own = text.startswith(marks[0], opened) and bool(thought)
+    is_own &= thought in text[opened : opened + len(thought) + _MARK_CHARS]
+    if is_own or not turns[place].calls:
+        return asked[:opened] if is_own else None
+    other = _try_render(tokenizer, turns[:place], add_generation_prompt=True, **_NOT_THINKING)
+    return other if other and text.startswith(other) else asked[:opened]
+
+
 def _count_end(tokenizer: Any, content: str, answered: str, text: str) -> int:
     """Return the length of an end token that a template writes only if another turn follows."""
     eos = tokenizer.eos_token
@@ -423,6 +504,14 @@ def _count_end(tokenizer: Any, content: str, answered: str, text: str) -> int:
     closing = answered.rpartition(content.strip())[2]
     is_ended = any(token in _own_tokens(tokenizer) for token in _tokenize(tokenizer, closing)[0])
     return 0 if is_ended else len(eos)
+
+
+def _count_next(tokenizer: Any, after: str) -> int:
+    """Return the length of the next role's token, by which GLM's models end a call."""
+    if not find_turn_end(tokenizer).is_added:
+        return 0
+    token = next((one for one in tokenizer.get_added_vocab() if after.startswith(one)), "")
+    return len(token)
 
 
 def _find_closing(
@@ -477,7 +566,7 @@ def _own_tokens(tokenizer: Any) -> frozenset[int]:
 def _answer_otherwise(
     turns: tuple[ConversationTurn, ...], place: int
 ) -> tuple[ConversationTurn, ...]:
-    other = replace(turns[place], content=_OTHER_ANSWER)
+    other = replace(turns[place], content=_OTHER_ANSWER, calls=())
     return (*turns[:place], other, *turns[place + 1 :])
 
 
@@ -507,7 +596,8 @@ def _find_masked(
         )
     for part in turn.masked:
         is_first = not turn.content[: part.start].strip()
-        is_last = not turn.content[part.stop :].strip()
+        is_all = len(part) == len(turn.content)
+        is_last = not turn.content[part.stop :].strip() and (is_all or not turn.calls)
         first = span.start if is_first else begin + part.start
         yield range(first, span.stop if is_last else begin + part.stop)
 
@@ -557,11 +647,13 @@ def fold_system(
 ) -> tuple[tuple[ConversationTurn, ...], str]:
     """Return the turns and their text.
 
-    A system turn that the template rejects or drops is prepended to the first question.
+    Tool calls are in the form that the template takes. A system turn that it rejects or drops is
+    prepended to the first question.
 
     Raises:
         ValueError: the template rejects the conversation.
     """
+    turns = settle_calls(turns, _bind(tokenizer))
     if len(turns) < 2 or turns[0].role != "system" or turns[1].role != "user":
         return turns, _render(tokenizer, turns, add_generation_prompt=False)
     try:
@@ -585,6 +677,10 @@ def render_turns(tokenizer: Any, turns: tuple[ConversationTurn, ...]) -> str:
     return _render(tokenizer, turns, add_generation_prompt=False)
 
 
+def _bind(tokenizer: Any) -> functools.partial[str]:
+    return functools.partial(_render, tokenizer, add_generation_prompt=False)
+
+
 def _try_render(
     tokenizer: Any,
     turns: tuple[ConversationTurn, ...],
@@ -606,11 +702,29 @@ def _render(
     add_generation_prompt: bool,
     **options: bool,
 ) -> str:
-    messages = [{**dict(turn.extra), "role": turn.role, "content": turn.content} for turn in turns]
+    messages = [_write_message(turn) for turn in turns]
     template = templates.choose(tokenizer)
     # The macro shadows the function that Transformers gives to templates.
     if "strftime_now" in template:
         template = _STOPPED_CLOCK + template
     return templates.render(
-        tokenizer, messages, template, add_generation_prompt=add_generation_prompt, **options
+        tokenizer,
+        messages,
+        template,
+        tools=_parse_tools(turns[0].tools) if turns else None,
+        add_generation_prompt=add_generation_prompt,
+        **options,
     )
+
+
+def _write_message(turn: ConversationTurn) -> dict[str, Any]:
+    message: dict[str, Any] = {**dict(turn.extra), "role": turn.role, "content": turn.content}
+    if turn.calls:
+        message["tool_calls"] = [call.message for call in turn.calls]
+    return message
+
+
+# The rows of a data set often offer the same tools, and each is rendered several times.
+@functools.lru_cache(maxsize=64)
+def _parse_tools(tools: str) -> list[Any] | None:
+    return list(json.loads(tools)) if tools else None

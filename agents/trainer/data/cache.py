@@ -13,19 +13,23 @@ import json
 import os
 import pkgutil
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import DataSpec, RunSpec
 from agents.errors import ExpectedError, explain_os_error
+from agents.shared.data.findings import refusals
 from agents.state import take_lock
 from agents.trainer.data.answers import ENDLESS
 from agents.trainer.data.conversations import ConversationRow
-from agents.trainer.data.rows import DataFiles, RowReader
+from agents.trainer.data.rows import DataFiles, RefusedData, RowReader
 from agents.trainer.data.store import ExampleSet, open_examples, write_about, write_examples
 from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokens import TEXT_RULES, Tokenized, tokenize_rows
@@ -50,12 +54,18 @@ _SOURCES = (
     "store",
     "tally",
     "templates",
+    "thoughts",
     "tokens",
+    "tool_calls",
+    "tool_turns",
 )
-_SHARED_SOURCES = ("columns", "files", "findings", "meaning", "rendered", "reshape")
+_SHARED_SOURCES = (
+    *("columns", "encodings", "files", "findings", "html_text", "meaning", "offers"),
+    *("rankings", "rendered", "reshape"),
+)
 
 
-def load_examples(
+def load_examples(  # noqa: PLR0913 - the parts of an entry's name
     files: DataFiles,
     data_sha256: str,
     spec: RunSpec,
@@ -64,6 +74,7 @@ def load_examples(
     report: ReportProgress | None = None,
     wait: Callable[[], None] = lambda: None,
     rules: int = TEXT_RULES,
+    chosen: npt.NDArray[np.int64] | None = None,
 ) -> ExampleSet:
     """Return the examples of the data, tokenized now or by an earlier run.
 
@@ -77,50 +88,69 @@ def load_examples(
         wait: called each second while another process tokenizes the same data.
         rules: version of `tokens.TEXT_RULES` at the start of the run. Only the newest version
             rejects data that would be trained wrongly, so started runs can continue.
+        chosen: numbers of the rows to use, in ascending order; None: all.
 
     Raises:
         ExpectedError: the data is unusable; see `rows` and `tally`.
     """
-    key = make_key(files, data_sha256, spec, tokenizer, rules)
+    key = make_key(files, data_sha256, spec, tokenizer, rules, chosen)
     weighs_tokens = OBJECTIVES[spec.objective].weighs_tokens
     # One lock per entry: another run may tokenize other data at the same time.
-    with _lock(cache, key, wait):
+    with lock_entry(cache, key, wait):
         examples = open_examples(cache / key, weighs_tokens=weighs_tokens)
         if examples is None:
-            _write(files, spec, tokenizer, cache / key, report, rules)
+            _write(files, spec, tokenizer, cache / key, report, rules, chosen)
             examples = ExampleSet(cache / key, weighs_tokens=weighs_tokens)
             prune(cache, MAX_BYTES, keep=key)
     return examples
 
 
 def make_key(
-    files: DataFiles, data_sha256: str, spec: RunSpec, tokenizer: Any, rules: int = TEXT_RULES
+    files: DataFiles,
+    data_sha256: str,
+    spec: RunSpec,
+    tokenizer: Any,
+    rules: int = TEXT_RULES,
+    chosen: npt.NDArray[np.int64] | None = None,
 ) -> str:
     """Return the entry's name: a hash of everything that determines its content."""
-    # The same bytes are different rows as `.txt` and as `.jsonl`. With several files the whole
-    # names count, since the entry names the files of skipped rows.
-    names = [path.suffix.lower() if len(files.paths) == 1 else path.name for path in files.paths]
-    sources = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in _SOURCES]
-    shared = [pkgutil.get_data("agents.shared.data", f"{name}.py") for name in _SHARED_SOURCES]
-    sources += [source or b"" for source in shared]
     parts = {
-        "data": [data_sha256, names],
+        "data": [data_sha256, list_names(files)],
         "tokenizer": tokenizer.backend_tokenizer.to_str(),
         "words": [tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token],
         "settings": [spec.data.format, spec.objective, spec.sequence_tokens, spec.packing],
         "ignored": sorted(spec.data.ignore_columns),
         "columns": sorted(spec.data.columns),
         "texts": [*(spec.data.documents, spec.data.long_text, spec.data.rendered, spec.data.learn)],
+        "reasoning": spec.data.reasoning,
+        "encoding": spec.data.encoding,
         "rules": rules,
-        "code": hashlib.sha256(b"\0".join(sources)).hexdigest(),
+        "rows": None if chosen is None else hashlib.sha256(chosen.tobytes()).hexdigest(),
+        "shuffles": spec.data.shuffle,
+        "code": hash_code(_SOURCES),
         "versions": [version("tokenizers"), version("transformers")],
     }
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
 
 
+def list_names(files: DataFiles) -> list[str]:
+    """Return the parts of file names that determine how files are read."""
+    # The same bytes are different rows as `.txt` and as `.jsonl`. With several files the whole
+    # names count, since the entry names the files of skipped rows.
+    return [path.suffix.lower() if len(files.paths) == 1 else path.name for path in files.paths]
+
+
+def hash_code(modules: Sequence[str]) -> str:
+    """Return a hash of the source of these modules, and of those that read rows on both sides."""
+    sources = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in modules]
+    shared = [pkgutil.get_data("agents.shared.data", f"{name}.py") for name in _SHARED_SOURCES]
+    return hashlib.sha256(b"\0".join([*sources, *(one or b"" for one in shared)])).hexdigest()
+
+
 @contextmanager
-def _lock(cache: Path, key: str, wait: Callable[[], None]) -> Iterator[None]:
+def lock_entry(cache: Path, key: str, wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of an entry, which one process writes while the others wait."""
     try:
         # Tokens are the user's data: only this account may read them.
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -142,6 +172,7 @@ def _write(
     entry: Path,
     report: ReportProgress | None,
     rules: int,
+    chosen: npt.NDArray[np.int64] | None,
 ) -> None:
     unfinished = entry.with_suffix(".unfinished")
     for folder in (entry, unfinished):  # left by a killed process or a damaged disk
@@ -151,12 +182,16 @@ def _write(
     enforce = rules == TEXT_RULES
     reader = RowReader(files, spec.data, spec.objective, tally, rules=rules, enforce=enforce)
     # Rows stream from the files to the arrays, so memory does not grow with the data.
-    reporting = _reporting(reader, tally, report)
+    reporting = report_rows(reader, tally, report)
+    if chosen is not None:
+        reporting = pick_rows(reporting, chosen)
     length = spec.sequence_tokens
     rows = tokenize_kept(reporting, reader, tally, tokenizer, length, spec.data, rules)
     capacity = spec.sequence_tokens if spec.packing else None
     try:
-        sizes = write_examples(unfinished, rows, capacity=capacity)
+        sizes = write_examples(unfinished, rows, capacity=capacity, shuffles=spec.data.shuffle)
+        if enforce and refusals(reader.findings):  # such as tools without a place in the template
+            raise RefusedData(files.name, reader.findings)
         tally.check_usable(sizes["rows"])
         write_about(unfinished, sizes, reader.format, tally, reader.findings)
         unfinished.rename(entry)
@@ -166,9 +201,10 @@ def _write(
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _reporting(
+def report_rows(
     reader: RowReader, tally: Tally, report: ReportProgress | None
 ) -> Iterator[ConversationRow]:
+    """Yield the rows of a reader, and report the progress."""
     reported, num_chars = 0, 0
     for row in reader:
         num_chars += row.num_chars
@@ -177,6 +213,18 @@ def _reporting(
             reported, num_chars = tally.num_rows, 0
             report(reported, reader.share)
         yield row
+
+
+def pick_rows(
+    rows: Iterator[ConversationRow], chosen: npt.NDArray[np.int64]
+) -> Iterator[ConversationRow]:
+    """Yield the rows with these numbers; both are in ascending order."""
+    place, num_chosen = 0, len(chosen)
+    for row in rows:
+        while place < num_chosen and chosen[place] < row.number:
+            place += 1
+        if place < num_chosen and chosen[place] == row.number:
+            yield row
 
 
 def tokenize_kept(

@@ -3,7 +3,7 @@
 Every supported row becomes one of the three. Instruction rows (Alpaca) become a conversation of one
 question and one answer, so all rows are tokenized in the same way. The conversations of a
 preference pair share a prompt, and only the differing turns are learned. A row that needs an
-unsupported feature (tool calls, weighted answers) is skipped with a reason.
+unsupported feature (weighted answers) is skipped with a reason.
 `agents.shared.data.findings` counts columns that no format reads.
 """
 
@@ -17,16 +17,29 @@ from typing import Any
 
 from agents.contract.spec import Rendered
 from agents.shared.data import columns
+from agents.shared.data.encodings import NotUtf8
 from agents.shared.data.meaning import read_mark
 from agents.shared.data.rendered import ends_with_answer_begin, find_answers
 from agents.shared.data.reshape import find_turns
+from agents.trainer.data.tool_calls import (
+    ToolCall,
+    ToolError,
+    holds,
+    read_called_text,
+    read_calls,
+    read_tools,
+    write_result,
+)
 
 ROLES = ("system", "user", "assistant", "tool")
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 _ROLE_NAMES |= {"function": "tool", "observation": "tool", "developer": "system"}
+_CALLING_ROLES = ("function_call", "tool_call", "tool_calls")
+"""Roles of ShareGPT rows whose text is the assistant's call of a tool."""
+_RESULT_ROLES = ("function_response", "tool_response", "tool_result", "tool_results", "ipython")
+_ROLE_NAMES |= dict.fromkeys(_CALLING_ROLES, "assistant") | dict.fromkeys(_RESULT_ROLES, "tool")
 _MIN_SHARED_WORDS = 2
 """Minimum number of words that two answers share for them to be a prompt."""
-_NOTHING = ("", "[]", "{}", "null")
 
 
 class _Unsupported(ValueError):
@@ -41,6 +54,17 @@ class ConversationTurn:
     """Other texts of the message for the chat template, such as `reasoning_content`."""
     masked: tuple[range, ...] = field(default=(), compare=False)
     """Characters of `content` that are not learned, as the data marks them."""
+    learns_thought: bool = field(default=True, compare=False)
+    """False if the thought before the answer is only shown."""
+    calls: tuple[ToolCall, ...] = ()
+    """Tools that the assistant calls behind its text."""
+    tools: str = field(default="", compare=False)
+    """Tools that its conversation offers, as JSON; empty: none."""
+
+    @property
+    def is_answer(self) -> bool:
+        """True if there is something to learn."""
+        return self.role == "assistant" and bool(self.content.strip() or self.calls)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +92,8 @@ class ConversationRow:
         turns = (*self.turns, *self.rejected)
         extra = sum(len(text) for turn in turns for _, text in turn.extra)
         texts = len(self.text) + len(self.rejected_text)
+        texts += sum(len(side[0].tools) for side in (self.turns, self.rejected) if side)
+        texts += sum(len(str(call.arguments)) for turn in turns for call in turn.calls)
         return texts + sum(len(turn.content) for turn in turns) + extra
 
 
@@ -91,18 +117,28 @@ def read_row(
         learned = find_answers(text) if rendered == "yes" else ()
         row = ConversationRow(number=number, text=text, learned=learned)
         return row if text.strip() else "the text is empty"
-    for key in sorted(keys & columns.TOOL_KEYS):
-        if _holds(value[key]):
-            raise _Unsupported(f"'{key}' offers tools, which is not trained")
     if rendered != "no" and data_format in ("preference", "alpaca"):
         found = _read_rendered(number, value, keys, is_certain=rendered == "yes")
         if found is not None:
             return found
     if data_format == "preference":
-        return _read_pair(number, value, keys)
-    if data_format == "chat":
-        return _read_chat(number, value, keys)
-    return _read_instruction(number, value, keys)
+        read = _read_pair(number, value, keys)
+    elif data_format == "chat":
+        read = _read_chat(number, value, keys)
+    else:
+        read = _read_instruction(number, value, keys)
+    return read if isinstance(read, str) else _offer_tools(read, read_tools(value))
+
+
+def _offer_tools(row: ConversationRow, tools: str) -> ConversationRow:
+    """Return a row whose turns know its tools; GLM's data offers them in the system turn."""
+    tools = tools or next((turn.tools for turn in row.turns if turn.tools), "")
+    if not tools:
+        return row
+    turns, rejected = (
+        tuple(replace(turn, tools=tools) for turn in side) for side in (row.turns, row.rejected)
+    )
+    return replace(row, turns=turns, rejected=rejected)
 
 
 def _read_rendered(
@@ -157,36 +193,55 @@ def read_row_by_older_rules(number: int, value: Any, data_format: str) -> Conver
     Answers with a weight, the role `developer` and parts that are no `text` were not read, and
     marks of messages were ignored. Raises the errors of `read_row`.
     """
-    for part in value.values() if isinstance(value, dict) else ():
-        for place, message in enumerate(find_turns(part) or (), start=1):
-            if not isinstance(message, dict):
-                continue
-            role, content = _get_either(message, "role", "from"), message.get("content")
-            is_answer = _ROLE_NAMES.get(str(role).lower(), role) == "assistant"
-            if str(role).lower() == "developer":
-                raise ValueError(f"message {place} has the role 'developer'")
-            if is_answer and (weight := message.get("weight")) not in (None, 1):
-                raise _Unsupported(f"message {place} has the weight {weight!r:.40}")
-            if isinstance(content, list) and any(
-                isinstance(one, dict) and not isinstance(one.get("text"), str) for one in content
-            ):
-                raise ValueError(f"message {place} has a part without text")
+    if isinstance(value, dict):
+        _refuse_newer(value, data_format)
     row = read_row(number, value, data_format)
     if isinstance(row, str):
         return row
     turns, rejected = (
-        tuple(replace(turn, masked=()) for turn in side) for side in (row.turns, row.rejected)
+        tuple(_without_newer(turn, data_format) for turn in side)
+        for side in (row.turns, row.rejected)
     )
     return replace(row, turns=turns, rejected=rejected)
 
 
-def _holds(value: Any) -> bool:
-    """Return whether a value is not empty; tables write an empty cell in several ways."""
-    if isinstance(value, str):
-        return value.strip() not in _NOTHING
-    if isinstance(value, dict):  # Parquet may keep the fields of a missing object
-        return any(field is not None for field in value.values())
-    return bool(value)
+def _without_newer(turn: ConversationTurn, data_format: str) -> ConversationTurn:
+    extra = () if data_format == "alpaca" else turn.extra
+    return replace(turn, masked=(), tools="", extra=extra)
+
+
+def _refuse_newer(row: dict[str, Any], data_format: str) -> None:
+    """Raise for what was not read before version 3 of `tokens.TEXT_RULES`."""
+    used = columns.used_columns(row.keys(), data_format)
+    for name, part in row.items():
+        if name in used & columns.TOOL_KEYS and holds(part):
+            raise _Unsupported(f"'{name}' offers tools, which is not trained")
+        single = [part] if isinstance(part, dict) and name in used else ()
+        for place, message in enumerate(find_turns(part) or single, start=1):
+            if isinstance(message, dict):
+                _refuse_newer_message(place, message, is_used=name in used)
+
+
+def _refuse_newer_message(place: int, message: dict[str, Any], *, is_used: bool) -> None:
+    role, content = str(_get_either(message, "role", "from")).lower(), message.get("content")
+    if role == "developer":
+        raise ValueError(f"message {place} has the role 'developer'")
+    is_answer = _ROLE_NAMES.get(role, role) == "assistant"
+    if is_answer and (weight := message.get("weight")) not in (None, 1):
+        raise _Unsupported(f"message {place} has the weight {weight!r:.40}")
+    if isinstance(content, list) and any(
+        isinstance(one, dict) and not isinstance(one.get("text"), str) for one in content
+    ):
+        raise ValueError(f"message {place} has a part without text")
+    if not is_used:
+        return
+    if any(holds(message.get(key)) for key in columns.CALL_KEYS):
+        raise _Unsupported(f"message {place} calls a tool, which is not trained")
+    if role in (*_CALLING_ROLES, *_RESULT_ROLES):
+        raise ValueError(f"message {place} has the role {columns.quote(role)}")
+    said = _get_either(message, "content", "value")
+    if not isinstance(said, (str, list)):
+        raise ValueError(f"message {place} has no text: 'content' is {columns.name_kind(said)}")
 
 
 def _text(value: dict[str, Any], key: str, keys: set[str]) -> str:
@@ -204,7 +259,7 @@ def _check_text(text: str, key: str) -> str:
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         if 0xDC80 <= code <= 0xDCFF:  # Python's surrogateescape: `files` could not decode the byte
-            raise ValueError(f"byte 0x{code - 0xDC00:02x} in '{key}' is not UTF-8") from error
+            raise NotUtf8(f"byte 0x{code - 0xDC00:02x} in '{key}' is not UTF-8") from error
         raise ValueError(f"'{key}' holds half a character (a lone surrogate)") from error
     if "\0" in text:
         raise ValueError(f"'{key}' holds a NUL byte")
@@ -224,9 +279,12 @@ def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> Con
         return f"'{asked}' is empty"
     if not answer.strip():
         return f"'{answered}' is empty"
+    thought = columns.first_of(keys, columns.THOUGHT_KEYS)
+    has_thought = thought is not None and isinstance(value[thought], str) and holds(value[thought])
+    extra = ((thought, _text(value, thought, keys)),) if thought and has_thought else ()
     turns = [
         ConversationTurn(role="user", content=question),
-        ConversationTurn(role="assistant", content=answer),
+        ConversationTurn(role="assistant", content=answer, extra=extra),
     ]
     if value.get("system"):
         turns.insert(0, ConversationTurn(role="system", content=_text(value, "system", keys)))
@@ -270,9 +328,7 @@ def _read_chat(number: int, value: dict[str, Any], keys: set[str]) -> Conversati
 
 
 def _has_answer(turns: tuple[ConversationTurn, ...]) -> bool:
-    return any(
-        turn.role == "assistant" and turn.content.strip() and not _is_masked(turn) for turn in turns
-    )
+    return any(turn.is_answer and not _is_masked(turn) for turn in turns)
 
 
 def _is_masked(turn: ConversationTurn) -> bool:
@@ -287,7 +343,36 @@ def _read_turns(messages: Any, key: str) -> tuple[ConversationTurn, ...]:
             raise ValueError(f"'{key}' is a string that is not JSON") from error
     if not isinstance(messages, list):
         raise ValueError(f"'{key}' should be a list, but is {columns.name_kind(messages)}")
-    return tuple(_read_turn(place, message) for place, message in enumerate(messages, start=1))
+    turns: list[ConversationTurn] = []
+    for place, message in enumerate(messages, start=1):
+        turn = _read_turn(place, message)
+        before = turns[-1] if turns else turn
+        # ShareGPT writes each of several calls as a turn of its own.
+        is_more = turns and not turn.content and before.is_answer and _calls_by_role(message)
+        if is_more and before.masked == turn.masked:
+            turns[-1] = replace(before, calls=before.calls + turn.calls)
+        else:
+            turns.append(turn)
+    return tuple(turns)
+
+
+def _read_role(place: int, message: dict[str, Any]) -> str:
+    role = _get_either(message, "role", "from")
+    if isinstance(role, str):
+        # ShareGPT and other sources use their own names for the roles.
+        plain = role.lower()
+        role = _ROLE_NAMES.get(plain, plain if plain in ROLES else role)
+    if role is None:
+        raise ValueError(f"message {place} has no role")
+    if role not in ROLES:
+        known = f"it must be one of {list(ROLES)}"
+        raise ValueError(f"message {place} has the role {columns.quote(str(role))}; {known}")
+    return str(role)
+
+
+def _calls_by_role(message: dict[str, Any]) -> bool:
+    role = _get_either(message, "role", "from")
+    return isinstance(role, str) and role.lower() in _CALLING_ROLES
 
 
 def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> ConversationRow | str:
@@ -340,14 +425,17 @@ def _join(
     """
     system, asked = _split_system(prompt)
     own, rest = _split_system(side)
-    # Some data sets repeat the prompt in each answer, with other white space.
-    if [_bare(turn) for turn in rest[: len(asked)]] != [_bare(turn) for turn in asked]:
+    # Some data sets repeat the prompt in each answer, with other white space. Others give one of
+    # its questions as the prompt: a side that begins with a question is a whole conversation.
+    is_whole = bool(asked and rest) and asked[-1].role == rest[0].role == "user"
+    begins = [_bare(turn) for turn in rest[: len(asked)]] == [_bare(turn) for turn in asked]
+    if not begins and not is_whole:
         rest = asked + rest
     return (own or system) + rest
 
 
-def _bare(turn: ConversationTurn) -> tuple[str, str]:
-    return turn.role, turn.content.strip()
+def _bare(turn: ConversationTurn) -> tuple[object, ...]:
+    return turn.role, turn.content.strip(), turn.calls
 
 
 def _read_side(
@@ -362,13 +450,15 @@ def _read_side(
 
 def _find_turns(part: Any, key: str) -> tuple[ConversationTurn, ...] | None:
     """Return the turns of one message or a list of messages, or None for anything else."""
+    if isinstance(part, list) and part and all(isinstance(one, str) for one in part):
+        raise ValueError(f"'{key}' should be a text or messages, but is a list of texts")
     if isinstance(part, (dict, list)):
         return _read_turns([part] if isinstance(part, dict) else part, key)
     if not isinstance(part, str) or not part.lstrip().startswith("[{"):
         return None
     try:
         return _read_turns(part, key)  # JSON in a column of a CSV file
-    except _Unsupported:
+    except (_Unsupported, ToolError):
         raise
     except ValueError:
         return None
@@ -379,24 +469,21 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         raise ValueError(
             f"message {place} should be an object, but is {columns.name_kind(message)}"
         )
-    role, content = _get_either(message, "role", "from"), _get_either(message, "content", "value")
-    if isinstance(role, str):
-        # ShareGPT and other sources use their own names for the roles.
-        plain = role.lower()
-        role = _ROLE_NAMES.get(plain, plain if plain in ROLES else role)
-    if role is None:
-        raise ValueError(f"message {place} has no role")
-    if role not in ROLES:
-        known = f"it must be one of {list(ROLES)}"
-        raise ValueError(f"message {place} has the role {columns.quote(str(role))}; {known}")
-    # Tables give every message all columns, so an empty call is no call.
-    if any(_holds(message.get(key)) for key in columns.CALL_KEYS):
-        raise _Unsupported(f"message {place} calls a tool, which is not trained")
+    role, content = _read_role(place, message), _get_either(message, "content", "value")
+    calls = read_calls(place, message) if role == "assistant" else ()
     masked: list[range] = []
+    if role == "tool" and not _has_texts(content):
+        content = write_result(content)
+    elif content is None and role == "assistant":
+        # OpenAI's refusals stand in a key of their own; a call needs no text.
+        refusal = message.get("refusal")
+        content = "" if calls else refusal if isinstance(refusal, str) else None
     if isinstance(content, list):
         content, masked = _join_parts(place, content)
     if not isinstance(content, str):
         raise ValueError(f"message {place} has no text: 'content' is {columns.name_kind(content)}")
+    if _calls_by_role(message):
+        content, calls = read_called_text(place, content)
     masked = _find_masked(place, message, content, masked)
     extra = _find_extra(place, message) if message.keys() - columns.TURN_KEYS else ()
     return ConversationTurn(
@@ -404,7 +491,17 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         content=_check_text(content, f"message {place}"),
         extra=extra,
         masked=tuple(masked),
+        calls=calls,
+        tools=read_tools(message),
     )
+
+
+def _has_texts(content: Any) -> bool:
+    """Return whether a content is a text, or a list of parts with one."""
+    if not isinstance(content, list):
+        return isinstance(content, str)
+    parts = (part.get("text") if isinstance(part, dict) else part for part in content)
+    return all(isinstance(part, str) for part in parts)
 
 
 def _find_masked(
@@ -430,7 +527,7 @@ def _weigh(place: int, marked: dict[str, Any]) -> float:
     for key, value in marked.items():
         if isinstance(key, str) and key not in columns.TURN_KEYS:
             mark = read_mark(key, value)
-            if mark is None and key == "weight" and _holds(value):
+            if mark is None and key == "weight" and holds(value):
                 raise _Unsupported(f"message {place} has the weight {value!r:.40}")
             weights += [] if mark is None else [mark]
     weight = min(weights)

@@ -66,6 +66,10 @@ class Examples(Protocol):
     def weights(self) -> npt.NDArray[np.int32]:
         """Contribution of each example to a batch's denominator (N,): its targets; 1 for a pair."""
 
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Number of examples of each source, whose examples follow each other."""
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Example: ...

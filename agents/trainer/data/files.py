@@ -14,10 +14,10 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from agents.contract.spec import Documents
 from agents.errors import ExpectedError, explain_os_error
@@ -25,13 +25,17 @@ from agents.shared.data.columns import KNOWN_KEYS, find_rows_inside
 from agents.shared.data.files import (
     LONG_LINE,
     MAX_LINE_CHARS,
+    UTF_8,
     TableLines,
     UnreadableData,
     explain_bad_json,
+    explaining_bytes,
     find_delimiter,
     find_kind,
     find_line_end,
+    open_text,
     read_lines,
+    read_page,
 )
 from agents.shared.data.reshape import unfold
 from agents.trainer.data.parquet_reader import UnreadColumn, read_parquet
@@ -59,6 +63,8 @@ class FileReading:
     """Unit of a text file that is one row."""
     num_documents: int = 0
     """Number of documents of text files read so far."""
+    encoding: str = UTF_8
+    """Encoding of text files."""
     unfolds_each: bool = False
     """True if every object around a list of rows is unfolded, as by rules before version 3."""
 
@@ -74,8 +80,8 @@ def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
         ExpectedError: the file cannot be read, or cannot be split into rows.
     """
     reading = reading or FileReading()
-    with _explaining_errors(path):
-        kind = find_kind(path)
+    with _explaining_errors(path), explaining_bytes(path, reading.encoding):
+        kind = find_kind(path, reading.encoding)
         if kind == "parquet":
             yield from _read_parquet(path, reading)
             return
@@ -85,8 +91,9 @@ def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
                 yield from _read_json_lines(read_lines(path, file, ends))
             elif kind == "json":
                 yield from _read_json(path, file, reading)
-            elif kind == "text":
-                for row in _read_text(read_lines(path, file, ends), reading.documents):
+            elif kind in ("text", "html"):
+                lines = read_lines(path, file, ends) if kind == "text" else read_page(path, file)
+                for row in _read_text(lines, reading.documents):
                     reading.num_documents += row[1] is not None
                     yield row
         if kind == "csv":
@@ -106,11 +113,9 @@ class _CountedFile(io.FileIO):
         return count
 
 
-def _open(path: Path, reading: FileReading, *, newline: str) -> io.TextIOWrapper:
+def _open(path: Path, reading: FileReading, *, newline: str) -> TextIO:
     buffered = io.BufferedReader(_CountedFile(path, reading), _BLOCK_CHARS)
-    return io.TextIOWrapper(
-        buffered, encoding="utf-8-sig", errors="surrogateescape", newline=newline
-    )
+    return open_text(buffered, reading.encoding, newline=newline)
 
 
 @contextlib.contextmanager
@@ -127,7 +132,7 @@ def _explaining_errors(path: Path) -> Iterator[None]:
         raise explain_os_error(error, f"reading {path}") from error
 
 
-def _read_text(lines: Iterator[str | None], documents: Documents) -> Iterator[Raw]:
+def _read_text(lines: Iterable[str | None], documents: Documents) -> Iterator[Raw]:
     """Yield each document with the number of its first line."""
     kept: list[str] = []
     num_chars = 0
@@ -172,7 +177,7 @@ def _parse(text: str) -> Any:
         return ValueError(f"not valid JSON: {explain_bad_json(error)}")
 
 
-def _read_json(path: Path, file: io.TextIOWrapper, reading: FileReading) -> Iterator[Raw]:
+def _read_json(path: Path, file: TextIO, reading: FileReading) -> Iterator[Raw]:
     line = "\n"
     while line and not line.strip():
         line = file.readline(_BLOCK_CHARS)
@@ -205,7 +210,7 @@ def _unfold_each(rows: Iterator[Raw]) -> Iterator[Raw]:
             yield num_inside, row
 
 
-def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterator[Raw]:
+def _read_json_values(path: Path, start: str, file: TextIO) -> Iterator[Raw]:
     """Yield the values of a list, or consecutive values."""
     decoder = json.JSONDecoder()
     text = start.lstrip()
@@ -243,7 +248,7 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
         yield number, value
 
 
-def _expect_end(path: Path, number: int, text: str, file: io.TextIOWrapper) -> None:
+def _expect_end(path: Path, number: int, text: str, file: TextIO) -> None:
     """Raise if text follows a list, since it would be ignored silently."""
     while text:
         if text.strip():
@@ -267,7 +272,7 @@ def _broken(path: Path, number: int, reason: str) -> ExpectedError:
 
 def _read_csv(path: Path, reading: FileReading) -> Iterator[Raw]:
     csv.field_size_limit(_MAX_CSV_FIELD)
-    delimiter = find_delimiter(path)
+    delimiter = find_delimiter(path, reading.encoding)
     names: list[str] = []
     start = 1
     with _open(path, reading, newline="") as file:

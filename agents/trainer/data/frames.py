@@ -77,7 +77,9 @@ class Frames:
     def _is_plain(self, turn: ConversationTurn) -> bool:
         """Return whether a template cannot tell a turn from any other one of its role."""
         said = turn.content
-        if turn.extra or turn.masked or not said or said[0].isspace() or said[-1].isspace():
+        if not said or said[0].isspace() or said[-1].isspace():
+            return False
+        if turn.extra or turn.masked or turn.calls or turn.tools or not turn.learns_thought:
             return False
         if self._literals is None:
             self._literals = _find_literals(templates.choose(self._tokenizer))

@@ -9,26 +9,36 @@ https://huggingface.co/docs/dataset-viewer/parquet
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.foreign_code import forbid
 from agents.shared.data.files import KINDS
+from agents.shared.data.splits import HELD_OUT, choose_split
 from agents.shared.models.config_findings import quantization_of
 from agents.shared.models.fit import find_refusals
 from agents.shared.models.folder import ModelFolder, inspect_model
-from agents.trainer.data.hub_fetch import fetch_model
-from agents.trainer.data.hub_words import HUB, NO_TOKENIZER_FILES, TOKENIZER_FILES, explain_download
-from agents.trainer.data.rows import DataFiles, find_files, list_files, require_one_kind
-from agents.trainer.data.splits import HELD_OUT, choose_split
+from agents.trainer.data.hub_fetch import fetch_matching, fetch_model
+from agents.trainer.data.hub_words import (
+    CONVERTED,
+    HUB,
+    NO_TOKENIZER_FILES,
+    OWN_FILES,
+    TOKENIZER_FILES,
+    explain_download,
+    name_converted,
+)
+from agents.trainer.data.rows import (
+    DataFiles,
+    choose_split_files,
+    find_files,
+    list_files,
+    require_one_kind,
+)
 
-_CONVERTED = "refs/convert/parquet"
-_STARTS = ("", "partial-")
-_OWN_FILES = [f"*{suffix}" for suffix in KINDS if suffix != ".md"]
 Download = Callable[..., str]
 """Function with the signature of `huggingface_hub.snapshot_download`."""
 
@@ -96,7 +106,11 @@ def _find_folder(path: str, *, tokenizer: bool = False) -> Path:
 
 
 def find_data(
-    name: str, download: Download | None = None, *, held_out_from: str | None = None
+    name: str,
+    download: Download | None = None,
+    *,
+    held_out_from: str | None = None,
+    split: str | None = None,
 ) -> DataFiles:
     """Return the files of a path on this node, or of a data set `org/name` or `org/name:config`.
 
@@ -105,6 +119,7 @@ def find_data(
         download: downloads from the hub; None for the hub's own function.
         held_out_from: training data, if `name` is evaluation data. Selects the validation split,
             else the test split, else everything.
+        split: name of the split to select instead.
 
     Raises:
         ExpectedError: neither exists, or the training data set has no held-out split.
@@ -114,8 +129,10 @@ def find_data(
     plain = name.count("/") != 1 or name.startswith((".", "~")) or path.suffix.lower() in KINDS
     # A path on this node takes precedence over a data set of the same name.
     if path.exists() or path.is_absolute() or plain:
-        return find_files(path, held_out=held_out)
+        return find_files(path, held_out=held_out, split=split)
     download = download or _download
+    if split is not None:
+        return _find_named(name, download, split)
     converted = _find_converted(name, download, held_out=True) if held_out else ()
     if converted:
         return DataFiles(name=name, paths=converted)
@@ -129,6 +146,14 @@ def find_data(
         _refuse_same(name, held_out_from)
         chosen = choose_split(folder, found, held_out=False) or found
     return DataFiles(name=name, paths=require_one_kind(name, chosen))
+
+
+def _find_named(name: str, download: Download, split: str) -> DataFiles:
+    dataset, _, config = name.partition(":")
+    if files := _try_converted(dataset, download, (split,)):
+        return DataFiles(name=name, paths=_choose_config(name, config, files))
+    folder, found = _fetch_own(name, download)
+    return choose_split_files(name, folder, found, split)
 
 
 def _refuse_same(name: str, held_out_from: str | None) -> None:
@@ -147,7 +172,9 @@ def _fetch_own(name: str, download: Download) -> tuple[Path, list[Path]]:
             f"{name}: {config!r} is not a part of a data set.", "Write org/name or org/name:part"
         )
     try:
-        folder = Path(download(dataset, repo_type="dataset", allow_patterns=_OWN_FILES))
+        folder = Path(download(dataset, repo_type="dataset", allow_patterns=OWN_FILES))
+    except ExpectedError:
+        raise
     except Exception as error:
         raise explain_download(
             name, "file or folder", f"{HUB}/datasets/{dataset}", error
@@ -155,15 +182,15 @@ def _fetch_own(name: str, download: Download) -> tuple[Path, list[Path]]:
     return folder / config, list_files(folder / config)
 
 
-def _download(dataset: str, **options: Any) -> str:
-    from huggingface_hub import snapshot_download
-
-    return str(snapshot_download(dataset, **options))
+def _download(
+    dataset: str, *, repo_type: str, allow_patterns: list[str], revision: str | None = None
+) -> str:
+    return str(fetch_matching(dataset, allow_patterns, revision))
 
 
 def _find_converted(name: str, download: Download, *, held_out: bool) -> tuple[Path, ...]:
     dataset, _, config = name.partition(":")
-    files = _try_converted(dataset, download, held_out=held_out)
+    files = _try_converted(dataset, download, tuple(HELD_OUT) if held_out else ("train",))
     if held_out:  # another configuration's held-out split does not help
         files = [file for file in files if config in ("", file.parent.parent.name)]
     if not files:
@@ -172,14 +199,12 @@ def _find_converted(name: str, download: Download, *, held_out: bool) -> tuple[P
     return tuple(choose_split(chosen[0].parent.parent, chosen, held_out=held_out))
 
 
-def _try_converted(dataset: str, download: Download, *, held_out: bool) -> list[Path]:
+def _try_converted(dataset: str, download: Download, names: Sequence[str]) -> list[Path]:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    # Of a large data set the hub converts only the first part, in folders named `partial-SPLIT`.
-    splits = [start + word for word in (HELD_OUT if held_out else ["train"]) for start in _STARTS]
-    wanted = [f"*/{split}/*.parquet" for split in splits]
+    wanted = name_converted(names)
     try:
-        folder = download(dataset, repo_type="dataset", revision=_CONVERTED, allow_patterns=wanted)
+        folder = download(dataset, repo_type="dataset", revision=CONVERTED, allow_patterns=wanted)
     except (HfHubHTTPError, LocalEntryNotFoundError):
         return []  # not every data set was converted
     return sorted(file for pattern in wanted for file in Path(folder).glob(pattern))

@@ -1,49 +1,37 @@
-"""Download a model of the hub into its cache: `agents.program agents.trainer.data.hub_fetch JOB`.
+"""Download a model or a data set of the hub: `agents.program agents.trainer.data.hub_fetch JOB`.
 
-One PC downloads for all nodes of a run, in its training environment. Prints JSON lines of kind
-`progress`, and one of kind `failed` on an error.
+One PC downloads a model for all nodes of a run, in its training environment. Prints JSON lines of
+kind `progress`, and one of kind `failed` on an error.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
-import shutil
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agents.contract.hub import find_snapshot, hub_cache
+from agents.contract.hub import find_snapshot
 from agents.contract.model_files import choose_files
-from agents.contract.requests.hub import FetchSnapshot
+from agents.contract.requests.hub import FetchData, FetchSnapshot
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError
-from agents.trainer.data.hub_words import HUB, MODEL_FILES, explain_download
+from agents.shared.data.splits import HELD_OUT
+from agents.trainer.data.hub_files import Report, Wanted, fetch_files, list_wanted
+from agents.trainer.data.hub_words import (
+    CONVERTED,
+    HUB,
+    MODEL_FILES,
+    OWN_FILES,
+    explain_download,
+    name_converted,
+)
 
-LOOK_S = 1.0
-"""Time between two checks of a download's progress, in seconds."""
 _HUB_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Wanted:
-    """Files of a model on the hub that training uses."""
-
-    revision: str
-    blobs: dict[str, tuple[str | None, int]]
-    """Name in the hub's cache, and size in bytes, by name of the file."""
-
-    def lacking_bytes(self, blobs: Path) -> int:
-        """Return how many of their bytes a cache lacks."""
-        return sum(
-            size for blob, size in self.blobs.values() if not (blob and (blobs / blob).is_file())
-        )
-
-
-def fetch_model(model: str, report: Callable[[str], None] = lambda text: None) -> Path:
+def fetch_model(model: str, report: Report = lambda text: None, revision: str = "") -> Path:
     """Return the folder of a model; download the files that training needs and the cache lacks.
 
     Of several copies of the weights only one is downloaded.
@@ -51,6 +39,7 @@ def fetch_model(model: str, report: Callable[[str], None] = lambda text: None) -
     Args:
         model: hub id, or a folder.
         report: called with a sentence when the percentage has changed.
+        revision: branch, tag or commit; empty: the newest.
 
     Raises:
         ExpectedError: the hub does not answer or refuses, or the disk is full.
@@ -59,119 +48,147 @@ def fetch_model(model: str, report: Callable[[str], None] = lambda text: None) -
         return Path(model)
     from huggingface_hub import snapshot_download
 
-    blobs = hub_cache(os.environ) / f"models--{model.replace('/', '--')}" / "blobs"
+    asked = revision or None
     try:
-        wanted = _list_wanted(model)
+        wanted = list_wanted(model, "model", asked, _choose_model(model), _HUB_TIMEOUT_S)
+    except ExpectedError:
+        raise
     except Exception as error:
         # A node without a network may still have it in the cache.
         with contextlib.suppress(Exception):
-            return Path(snapshot_download(model, allow_patterns=MODEL_FILES, local_files_only=True))
+            offline = {"allow_patterns": MODEL_FILES, "local_files_only": True}
+            return Path(snapshot_download(model, revision=asked, **offline))
         raise explain_download(model, "folder", f"{HUB}/{model}", error) from error
     kept = find_snapshot(model, os.environ)
     is_newest = kept is not None and kept.name == wanted.revision
     if kept is not None and is_newest and all((kept / name).is_file() for name in wanted.blobs):
         return kept
-    lacking_bytes = wanted.lacking_bytes(blobs)
-    _require_room(model, blobs, lacking_bytes)
-    # The hub's tools read names as patterns.
-    patterns = [glob.escape(name) for name in wanted.blobs]
-    try:
-        with _watched(model, blobs, lacking_bytes, report):
-            return Path(snapshot_download(model, allow_patterns=patterns))
-    except Exception as error:
-        raise explain_download(model, "folder", f"{HUB}/{model}", error) from error
+    return _fetch(wanted, "folder", f"{HUB}/{model}", report)
 
 
-def _list_wanted(model: str) -> _Wanted:
-    """Ask the hub for the list of files; return those that training uses."""
-    from huggingface_hub import HfApi, hf_hub_download
+def fetch_data(data: str, report: Report = lambda text: None, revision: str = "") -> Path:
+    """Download the files of a data set that runs read; return the folder of the snapshot.
 
-    info = HfApi().model_info(model, files_metadata=True, timeout=_HUB_TIMEOUT_S)
-    files = {file.rfilename: file for file in info.siblings or ()}
-
-    def read(name: str) -> bytes:
-        return Path(hf_hub_download(model, name, revision=info.sha)).read_bytes()
-
-    found = {name: files[name] for name in sorted(choose_files(files, read).names)}
-    return _Wanted(
-        revision=info.sha or "",
-        # Blobs in the hub's cache are named by the hash of large files, else by git's id.
-        blobs={
-            name: (file.lfs.sha256 if file.lfs else file.blob_id, file.size or 0)
-            for name, file in found.items()
-        },
-    )
-
-
-def _require_room(model: str, blobs: Path, lacking_bytes: int) -> None:
-    """Check that the disk has space for a download.
+    Args:
+        data: `org/name`, or `org/name:part`.
+        report: called with a sentence when the percentage has changed.
+        revision: branch, tag or commit, whose own files are taken; empty: the newest, preferably
+            as the hub has converted them.
 
     Raises:
-        ExpectedError: it has not; the message names the folder and both sizes.
+        ExpectedError: the hub does not answer or refuses, the data set has no file that can be
+            read, or the disk is full.
     """
-    place = next(folder for folder in (blobs, *blobs.parents) if folder.exists())
-    free_bytes = shutil.disk_usage(place).free
-    if free_bytes < lacking_bytes:
-        raise ExpectedError(
-            f"The disk of {hub_cache(os.environ)} has {_gib(free_bytes)} free, and {model} needs "
-            f"{_gib(lacking_bytes)}.",
-            "Free some space there, or set HF_HOME to a folder of a larger disk",
-            topic="disk-full",
-        )
-
-
-@contextlib.contextmanager
-def _watched(
-    model: str, blobs: Path, lacking_bytes: int, report: Callable[[str], None]
-) -> Iterator[None]:
-    """Report the progress of a download inside the block, by the size of its files."""
-    ended = threading.Event()
-    begun_bytes = _held_bytes(blobs)
-
-    def watch() -> None:
-        reported = -1
-        while lacking_bytes and not ended.wait(LOOK_S):
-            done = min(max(_held_bytes(blobs) - begun_bytes, 0), lacking_bytes)
-            percent = 100 * done // lacking_bytes
-            # At most one line per percent.
-            if percent != reported:
-                reported = percent
-                report(f"downloading {model}: {percent} % of {_gib(lacking_bytes)}")
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    name, _, part = data.partition(":")
+    page = f"{HUB}/datasets/{name}"
+    splits = dict.fromkeys(("train", *HELD_OUT))
+    converted = _choose_matching(name_converted(splits, part or "*"))
     try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
+        wanted = None if revision else _list_converted(name, converted)
+        if wanted is None:
+            own = _choose_matching([f"{part}/{one}" for one in OWN_FILES] if part else OWN_FILES)
+            wanted = list_wanted(name, "dataset", revision or None, own, _HUB_TIMEOUT_S)
+    except ExpectedError:
+        raise
+    except Exception as error:
+        raise explain_download(data, "file or folder", page, error) from error
+    if not wanted.blobs:
+        raise ExpectedError(
+            f"{data} has no data file that Rackless reads.", f"See which files it has at {page}"
+        )
+    return _fetch(wanted, "file or folder", page, report)
 
 
-def _held_bytes(blobs: Path) -> int:
-    total = 0
-    with contextlib.suppress(FileNotFoundError):
-        for blob in blobs.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # renamed in the meantime
-                total += blob.stat().st_size
-    return total
+def fetch_matching(dataset: str, patterns: Sequence[str], revision: str | None) -> Path:
+    """Return the folder of a data set's revision, with the files that match a pattern.
+
+    Without a connection these are the files of the cache.
+
+    Raises:
+        ExpectedError: the disk is full, or a file is not the one that the hub lists.
+        Exception: as of the hub's own tools.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    choose = _choose_matching(patterns)
+    try:
+        wanted = list_wanted(dataset, "dataset", revision, choose, _HUB_TIMEOUT_S)
+    except (ExpectedError, RevisionNotFoundError):
+        raise
+    except Exception:
+        only = {"allow_patterns": list(patterns), "local_files_only": True}
+        with contextlib.suppress(Exception):
+            kept = snapshot_download(dataset, repo_type="dataset", revision=revision, **only)
+            return Path(kept)
+        raise
+    return fetch_files(wanted)
 
 
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB"
+def _fetch(wanted: Wanted, kind: str, page: str, report: Report) -> Path:
+    try:
+        return fetch_files(wanted, report)
+    except ExpectedError:
+        raise
+    except Exception as error:
+        raise explain_download(wanted.name, kind, page, error) from error
+
+
+def _choose_model(model: str) -> Callable[[list[str], str], list[str]]:
+    def choose(names: list[str], commit: str) -> list[str]:
+        from huggingface_hub import hf_hub_download
+
+        def read(name: str) -> bytes:
+            return Path(hf_hub_download(model, name, revision=commit)).read_bytes()
+
+        return sorted(choose_files(names, read).names)
+
+    return choose
+
+
+def _choose_matching(patterns: Sequence[str]) -> Callable[[list[str], str], list[str]]:
+    def choose(names: list[str], commit: str) -> list[str]:
+        from huggingface_hub.utils import filter_repo_objects
+
+        return sorted(filter_repo_objects(names, allow_patterns=list(patterns)))
+
+    return choose
+
+
+def _list_converted(name: str, choose: Callable[[list[str], str], list[str]]) -> Wanted | None:
+    """Return the converted files of a data set, or None if it has none."""
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    try:
+        wanted = list_wanted(name, "dataset", CONVERTED, choose, _HUB_TIMEOUT_S)
+    except RevisionNotFoundError:
+        return None  # not every data set was converted
+    return wanted if wanted.blobs else None
 
 
 def main(argv: list[str]) -> int:
-    """Download the model of a job; return the exit code."""
+    """Download the model or data set of a job; return the exit code."""
     job_path = Path(argv[0])
     try:
-        job = from_wire(FetchSnapshot, json.loads(job_path.read_bytes()), "job")
-        fetch_model(job.model, lambda text: _print("progress", text))
+        said = json.loads(job_path.read_bytes())
+
+        def report(text: str) -> None:
+            _print("progress", text)
+
+        if "data" in said:
+            data = from_wire(FetchData, said, "job")
+            folder = fetch_data(data.data, report, data.revision)
+        else:
+            model = from_wire(FetchSnapshot, said, "job")
+            folder = fetch_model(model.model, report, model.revision)
     except (OSError, ValueError, WireError) as error:
         _print("failed", f"{job_path}: {error}")
         return 1
     except ExpectedError as error:
         _print("failed", error.message, error.hint)
         return 1
+    if len(argv) > 1:
+        Path(argv[1]).write_text(json.dumps({"folder": str(folder)}), "utf-8")
     return 0
 
 

@@ -58,3 +58,22 @@ def pack(
     first = np.zeros(num_packs + 1, dtype=np.int64)
     np.cumsum(np.bincount(pack_of, minlength=num_packs), out=first[1:])
     return order, first
+
+
+def pack_in_order(
+    lengths: npt.NDArray[np.int32], capacity: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return packs as `pack` does, of rows in their order: a row that does not fit begins one.
+
+    >>> order, first = pack_in_order(np.array([3, 5, 2, 6], dtype=np.int32), 8)
+    >>> order.tolist(), first.tolist()
+    ([0, 1, 2, 3], [0, 2, 4])
+    """
+    first, room = [], 0
+    for place, length in enumerate(lengths.tolist()):
+        if length > room:
+            first.append(place)
+            room = capacity
+        room -= length
+    order = np.arange(len(lengths), dtype=np.int64)
+    return order, np.array([*first, len(lengths)], dtype=np.int64)

@@ -20,11 +20,12 @@ from typing import Any
 
 from agents.errors import ExpectedError
 from agents.program import command
-from agents.shared.data.columns import BYTES, KNOWN_KEYS, TOOL_KEYS
+from agents.shared.data.columns import BYTES, CALL_KEYS, KNOWN_KEYS, TOOL_KEYS
 from agents.shared.data.files import MAX_LINE_CHARS
-from agents.shared.data.meaning import find_kind, is_media
+from agents.shared.data.meaning import find_kind
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from agents.state import archive_path
+from agents.trainer.data.tool_calls import without_nulls
 
 MEMORY_BYTES = 768 << 20
 """Memory that the child may take in addition to its libraries, in bytes."""
@@ -37,7 +38,6 @@ _SENT_BYTES = 4 << 20
 _MAX_UNPACKED_BYTES = 256 << 20
 _MAX_UNPACKED_TIMES = 200
 _LEAST_ROW_BYTES = 16
-_JUDGED_ROWS = 64
 _LONG_ROW = f"the row is longer than {MAX_LINE_CHARS:,} characters"
 _TOO_LARGE = "Write it again with smaller row groups and pages, or as .jsonl"
 
@@ -178,7 +178,7 @@ def _most_unpacked(path: Path) -> int:
 
 
 def _choose_columns(path: Path, file: Any) -> list[str]:
-    """Return the columns to read: those that are learned, and those that may change the meaning."""
+    """Return the columns to read: all but files, and lists of numbers."""
     names = file.schema_arrow.names
     doubled = [name for name, count in Counter(names).items() if count > 1 and name in KNOWN_KEYS]
     if doubled:
@@ -186,27 +186,30 @@ def _choose_columns(path: Path, file: Any) -> list[str]:
             f"{path} has more than one column '{doubled[0]}'.",
             "Rename all but one of them: a row has one text of a name. Nothing was trained",
         )
-    learned = [name for name in names if name in KNOWN_KEYS]
-    if not learned and file.metadata.num_rows:
+    # Numbers may be embeddings, far larger than the texts; known names say what they rate.
+    read = [
+        field.name
+        for field in file.schema_arrow
+        if names.count(field.name) == 1
+        and not _holds_bytes(field.type)
+        and not (_holds_numbers(field.type) and find_kind(field.name).kind == "unknown")
+    ]
+    if not read and file.metadata.num_rows:
         raise ExpectedError(
             f"{path} has no column to learn from; it has {names}.",
-            "Rename one to 'messages', 'text', or two to 'instruction' and 'output'",
+            "Name a file with texts or messages; tokens and files are not trained",
         )
-    others = [
-        field
-        for field in file.schema_arrow
-        if field.name not in KNOWN_KEYS
-        and not _holds_bytes(field.type)
-        and names.count(field.name) == 1
-    ]
-    meant = [
-        field.name
-        for field in others
-        if field.name in TOOL_KEYS or find_kind(field.name).kind != "unknown"
-    ]
-    return (
-        learned + meant + _find_media(file, [field for field in others if field.name not in meant])
-    )
+    return read
+
+
+def _holds_numbers(kind: Any) -> bool:
+    """Return whether a column holds lists of numbers."""
+    import pyarrow as pa
+
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    if not any(is_kind(kind) for is_kind in kinds):
+        return False
+    return bool(pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type))
 
 
 def _holds_bytes(kind: Any) -> bool:
@@ -233,19 +236,6 @@ def _list_unread(file: Any, names: Sequence[str]) -> list[tuple[str, str, int, b
     return found
 
 
-def _find_media(file: Any, fields: Sequence[Any]) -> list[str]:
-    """Return columns with unknown names whose first values are file names of media."""
-    import pyarrow as pa
-
-    texts = [field.name for field in fields if pa.types.is_string(field.type)]
-    if not texts:
-        return []
-    for batch in file.iter_batches(batch_size=_JUDGED_ROWS, columns=texts):
-        rows = [row for row in _list_values(batch) if isinstance(row, dict)]
-        return [name for name in texts if any(is_media(row.get(name)) for row in rows)]
-    return []
-
-
 def _count_held(metadata: Any, name: str) -> int:
     """Return the number of non-null rows of a column, by the statistics of its first leaf."""
     held = 0
@@ -264,11 +254,17 @@ def _count_held(metadata: Any, name: str) -> int:
 def _send_batches(path: Path, file: Any, names: list[str]) -> None:
     total, sent_rows, sent_bytes = file.metadata.num_rows, 0, 0
     most = _most_unpacked(path)
+    of_tools = [
+        field.name
+        for field in file.schema_arrow
+        if field.name in TOOL_KEYS or any(f"{key}:" in str(field.type) for key in CALL_KEYS)
+    ]
     for batch in file.iter_batches(batch_size=_choose_batch(file.metadata), columns=names):
         step = max(1, batch.num_rows * _SENT_BYTES // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, step):
             # Only a slice as Python objects: they take many times the bytes of the batch.
-            rows = [_wrap(row) for row in _list_values(batch.slice(start, step))]
+            values = _list_values(batch.slice(start, step))
+            rows = [_wrap(_without_nulls(row, of_tools) if of_tools else row) for row in values]
             sent_rows += len(rows)
             sent_bytes += sum(len(row) for row in rows)
             if sent_bytes > most:
@@ -288,6 +284,13 @@ def _choose_batch(metadata: Any) -> int:
         (group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0
     )
     return max(1, min(_ROWS_AT_ONCE, int(_BATCH_BYTES / max(1.0, row_bytes))))
+
+
+def _without_nulls(row: Any, names: Sequence[str]) -> Any:
+    """Return a row without the null fields in some columns, which a table has for each tool."""
+    if not isinstance(row, dict):
+        return row
+    return {**row, **{name: without_nulls(row[name]) for name in names if name in row}}
 
 
 def _wrap(row: Any) -> str:

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from agents.contract.data import (
     ShownConversation,
     ShownPart,
     ShownRow,
+    SourceShare,
 )
 from agents.contract.requests.jobs import PreviewJob
 from agents.contract.spec import RunSpec
@@ -35,15 +37,18 @@ from agents.file_hashes import hash_files
 from agents.shared.data.findings import sort_findings
 from agents.shared.models.config_findings import text_of
 from agents.state import read_json
-from agents.trainer.data.cache import load_examples, tokenize_kept
+from agents.trainer.data.cache import tokenize_kept
 from agents.trainer.data.conversations import ConversationRow
+from agents.trainer.data.count import count, name_rows
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.hub import find_data, find_tokenizer
+from agents.trainer.data.names import named_as_given, names_of
+from agents.trainer.data.order import order_rows
 from agents.trainer.data.parquet_reader import limit_memory
 from agents.trainer.data.rows import DataFiles, RefusedData, RowReader
+from agents.trainer.data.sources import DataLoader, DataSource, find_sources
 from agents.trainer.data.store import ExampleSet
-from agents.trainer.data.tally import Skipped, Tally
-from agents.trainer.data.tokenizer import load_tokenizer
+from agents.trainer.data.tally import Tally
 
 NUM_SHOWN = 3
 # Memory that a preview may take in addition to its libraries: it runs next to the user's programs.
@@ -66,6 +71,76 @@ def describe(
     examples: ExampleSet, tokenizer: Any, spec: RunSpec, *, plain_template: bool
 ) -> DataPreview:
     """Return the preview of a run's tokenized data."""
+    found = [
+        (name, _describe_one(member, tokenizer, spec, plain_template=plain_template))
+        for name, member in examples.members
+    ]
+    if len(found) == 1:
+        return replace(found[0][1], choice=examples.choice)
+    # Evaluation takes each row once; its sources may be fewer.
+    is_whole = len(found) == len(spec.data.list_sources())
+    taken = order_rows(spec, examples.parts).taken if is_whole else examples.parts
+    return replace(join_previews(found, spec, taken), choice=examples.choice)
+
+
+def join_previews(
+    found: Sequence[tuple[str, DataPreview]], spec: RunSpec, taken: Sequence[int] = ()
+) -> DataPreview:
+    """Return the preview of several sources together.
+
+    Args:
+        found: name and preview of each source.
+        spec: run spec.
+        taken: number of examples that an epoch takes of each source; empty: not known.
+    """
+    all_of = [one for _, one in found]
+    fills = [one.fill * one.num_examples for one in all_of if one.fill is not None]
+    num_examples = sum(one.num_examples for one in all_of)
+    weights = {source.name: source.weight for source in spec.data.list_sources()}
+    return replace(
+        all_of[0],
+        num_rows=sum(one.num_rows for one in all_of),
+        num_examples=num_examples,
+        num_tokens=sum(one.num_tokens for one in all_of),
+        num_targets=sum(one.num_targets for one in all_of),
+        longest_tokens=max(one.longest_tokens for one in all_of),
+        fill=sum(fills) / num_examples if fills else None,
+        num_skipped=sum(one.num_skipped for one in all_of),
+        num_malformed=sum(one.num_malformed for one in all_of),
+        num_truncated=sum(one.num_truncated for one in all_of),
+        skipped=tuple(_name_source(name, row) for name, one in found for row in one.skipped),
+        truncated=tuple(_name_source(name, row) for name, one in found for row in one.truncated),
+        rows=tuple(
+            replace(row, source=name)
+            for name, one in found
+            for row in one.rows[: max(1, NUM_SHOWN // len(found))]
+        ),
+        findings=sort_findings(
+            replace(finding, source=name) for name, one in found for finding in one.findings
+        ),
+        sources=tuple(
+            SourceShare(
+                name=name,
+                format=one.format,
+                num_rows=one.num_rows,
+                num_examples=one.num_examples,
+                num_tokens=one.num_tokens,
+                num_targets=one.num_targets,
+                weight=weights.get(name, 1.0),
+                num_in_epoch=taken[place] if taken else one.num_examples,
+            )
+            for place, (name, one) in enumerate(found)
+        ),
+    )
+
+
+def _name_source(source: str, row: NamedRow) -> NamedRow:
+    return replace(row, file="/".join(filter(None, (source, row.file))))
+
+
+def _describe_one(
+    examples: ExampleSet, tokenizer: Any, spec: RunSpec, *, plain_template: bool
+) -> DataPreview:
     num_tokens = int(examples.num_tokens.sum(dtype="int64"))
     return DataPreview(
         format=examples.format,
@@ -79,9 +154,10 @@ def describe(
         fill=num_tokens / len(examples) / spec.sequence_tokens if spec.packing else None,
         num_skipped=examples.num_skipped,
         num_malformed=examples.num_malformed,
+        num_blank=examples.num_blank,
         num_truncated=examples.num_truncated,
-        skipped=_name(examples.skipped),
-        truncated=_name(examples.truncated),
+        skipped=name_rows(examples.skipped),
+        truncated=name_rows(examples.truncated),
         plain_template=plain_template,
         rows=tuple(show_row(tokenizer, row) for row in examples.first_rows(NUM_SHOWN)),
         findings=examples.findings,
@@ -123,7 +199,8 @@ def describe_first(
     beyond = find_beyond((one for row in kept for one in row.segments), tokenizer, num_known)
     sizes = [sum(len(segment.ids) for segment in row.segments) for row in kept]
     num_rows, num_skipped, num_malformed = tally.num_rows, tally.num_skipped, tally.num_malformed
-    skipped = _name(tally.named)
+    num_blank = tally.num_blank
+    skipped = name_rows(tally.named)
     for _ in _take(rows, _NUM_JUDGED - len(first)):  # the meaning of columns needs more rows
         pass
     return DataPreview(
@@ -137,9 +214,10 @@ def describe_first(
         sequence_tokens=spec.sequence_tokens,
         num_skipped=num_skipped,
         num_malformed=num_malformed,
+        num_blank=num_blank,
         num_truncated=tally.num_truncated,
         skipped=skipped,
-        truncated=_name(tally.truncated),
+        truncated=name_rows(tally.truncated),
         plain_template=plain_template,
         rows=tuple(show_row(tokenizer, row.segments) for row in kept[:NUM_SHOWN]),
         findings=sort_findings((*beyond, *(findings or reader.findings))),
@@ -192,13 +270,6 @@ def _take(rows: Iterator[ConversationRow], count: int) -> Iterator[ConversationR
         num_chars += row.num_chars
         if num_chars > _MAX_READ_CHARS:
             return
-
-
-def _name(rows: tuple[Skipped, ...] | list[Skipped]) -> tuple[NamedRow, ...]:
-    return tuple(
-        NamedRow(row=row.row, reason=row.reason, file=row.file, malformed=row.malformed)
-        for row in rows
-    )
 
 
 def show_row(tokenizer: Any, segments: tuple[Segment, ...]) -> ShownRow:
@@ -270,32 +341,89 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
     Raises:
         ExpectedError: the tokenizer or the data is unusable.
     """
+    from agents.trainer.data.tokenizer import load_tokenizer  # takes seconds; a count needs none
+
     folder = find_tokenizer(job.model_path)
     tokenizer, plain = load_tokenizer(folder, data=job.spec.data)
     num_known = _count_known(folder)
     if num_known is not None and job.spec.data.new_tokens:  # the trainer adds rows for them
         new = tokenizer.convert_tokens_to_ids(list(job.spec.data.new_tokens))
         num_known = max(num_known, max(new) + 1)
-    files = find_data(job.train_path, held_out_from=job.held_out_from)
+    spec, hashes = job.spec, home / "hashes"
+    if job.held_out_from is not None:  # evaluation data is a source of its own
+        files = find_data(job.train_path, held_out_from=job.held_out_from)
+        spec = replace(spec, data=replace(spec.data, sources=(), eval=None, deduplicate="off"))
+        sha256 = hash_files(files.paths, hashes)
+        sources: tuple[DataSource, ...] = (
+            DataSource(name="", spec=spec, files=files, sha256=sha256),
+        )
+    else:
+        sources = find_sources(spec, (job.train_path, *job.more_paths), hashes)
+    first = partial(_describe_first_of_all, spec, tokenizer, sources, plain_template=plain)
     if not job.whole:
-        return describe_first(job.spec, tokenizer, files, plain_template=plain, num_known=num_known)
-    sha256 = hash_files(files.paths, home / "hashes")
-    cache = home / "cache" / "tokens"
+        return first(num_known=num_known)
+    progress = _Progress()
+    evaluation = None
+    if job.eval_path is not None:
+        evaluation = find_data(job.eval_path, held_out_from=job.train_path)
+    loader = DataLoader(
+        spec=spec,
+        sources=sources,
+        tokenizer=tokenizer,
+        cache=home / "cache" / "tokens",
+        evaluation=evaluation,
+        evaluation_sha256=hash_files(evaluation.paths, hashes) if evaluation else "",
+        report=progress.report,
+        wait=progress.wait,
+    )
     try:
-        progress = _Progress()
-        examples = load_examples(
-            files, sha256, job.spec, tokenizer, cache, progress.report, progress.wait
-        )
+        examples = loader.load("eval" if job.held_out else "train")
     except RefusedData as refused:
-        return describe_first(
-            job.spec, tokenizer, files, plain_template=plain, findings=refused.findings
+        return first(refused=refused)
+    if examples is None:
+        raise ExpectedError(
+            "The training data has too few rows to hold any out for evaluation.",
+            "Give a file for evaluation, or a number of rows",
         )
-    found = describe(examples, tokenizer, job.spec, plain_template=plain)
+    found = describe(examples, tokenizer, spec, plain_template=plain)
     if num_known is None or examples.vocab_size <= num_known:
         return found
     every = (part for place in range(len(examples)) for part in examples[place].segments)
     beyond = find_beyond(every, tokenizer, num_known)
     return replace(found, findings=sort_findings((*beyond, *found.findings)))
+
+
+def _describe_first_of_all(
+    spec: RunSpec,
+    tokenizer: Any,
+    sources: Sequence[DataSource],
+    *,
+    plain_template: bool,
+    refused: RefusedData | None = None,
+    num_known: int | None = None,
+) -> DataPreview:
+    """Return the preview of the first rows of every source."""
+    found = []
+    for source in sources:
+        is_refused = refused is not None and refused.name == source.files.name
+        one = describe_first(
+            *(source.spec, tokenizer, source.files),
+            plain_template=plain_template,
+            findings=refused.findings if refused is not None and is_refused else (),
+            num_known=num_known,
+        )
+        found.append((source.name, one))
+    return found[0][1] if len(found) == 1 else join_previews(found, spec)
+
+
+def _names_of(job: PreviewJob) -> dict[str, str]:
+    """Return the run file's name of each place of a job on this node."""
+    if job.held_out_from is None:
+        paths = {"train": job.train_path, "held_out": job.eval_path or ""}
+        return names_of(job.spec, model=job.model_path, more=job.more_paths, **paths)
+    train, held_out = job.held_out_from, job.train_path
+    # Both may be one place; then the name of the training data stands for it.
+    return names_of(job.spec, model=job.model_path, held_out=held_out, train=train)
 
 
 def main(argv: list[str]) -> int:
@@ -305,7 +433,12 @@ def main(argv: list[str]) -> int:
     try:
         job = from_wire(PreviewJob, json.loads(job_path.read_bytes()), "job")
         limit_memory(_MEMORY_BYTES)
-        report = preview(job, Path(os.environ.get("RACKLESS_AGENT_HOME") or "."))
+        names = _names_of(job)
+        with named_as_given(names):
+            if job.count_s is not None:
+                report = count(job, lambda text: _print("progress", message=text))
+            else:
+                report = preview(job, Path(os.environ.get("RACKLESS_AGENT_HOME") or "."))
         report_path.write_text(json.dumps(to_wire(report)), encoding="ascii")
     except (OSError, ValueError, WireError) as error:
         _print("failed", message=f"{job_path}: {error}", hint="")
@@ -315,7 +448,7 @@ def main(argv: list[str]) -> int:
         return 1
     except MemoryError:
         most = _MEMORY_BYTES >> 30
-        message = f"Reading {job.train_path} takes more than {most} GiB of memory."
+        message = f"Reading {names[job.train_path]} takes more than {most} GiB of memory."
         _print("failed", message=message, hint="Write shorter rows, one per line (.jsonl)")
         return 1
     return 0

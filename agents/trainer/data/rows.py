@@ -18,26 +18,31 @@ from typing import Any
 
 from agents.contract.data import DataFinding
 from agents.contract.objectives import OBJECTIVES, ROW_FORMATS, find_readers, join_or
-from agents.contract.spec import DataSpec
+from agents.contract.spec import DataSpec, Reasoning
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, choose_format
-from agents.shared.data.files import KINDS, look_through
+from agents.shared.data.encodings import NotUtf8, offer_encoding
+from agents.shared.data.files import KINDS, kind_of, look_through
 from agents.shared.data.findings import (
     RowMeanings,
+    describe_reading,
     place_finding,
     refusals,
     say_refusal,
     sort_findings,
 )
-from agents.shared.data.reshape import ColumnMapping, offer_mapping
+from agents.shared.data.offers import offer_mapping
+from agents.shared.data.reshape import ColumnMapping, explain_reading
+from agents.shared.data.splits import choose_named, choose_split
 from agents.trainer.data.conversations import ConversationRow, read_row, read_row_by_older_rules
 from agents.trainer.data.files import FileReading, read_file
-from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
+from agents.trainer.data.thoughts import treat_thoughts
 from agents.trainer.data.tokens import TEXT_RULES
 
 # Number of rows between two checks for data that would be trained wrongly.
 _CHECKED_ROWS = 1000
+_SAVE = "or save the file as UTF-8"
 
 
 class RefusedData(ExpectedError):
@@ -46,6 +51,7 @@ class RefusedData(ExpectedError):
     def __init__(self, name: str, findings: Sequence[DataFinding]) -> None:
         message, hint = say_refusal(name, refusals(findings))
         super().__init__(f"{message}.", hint)
+        self.name = name
         self.findings = tuple(findings)
 
 
@@ -58,18 +64,21 @@ class DataFiles:
     paths: tuple[Path, ...]
 
 
-def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
+def find_files(path: Path, *, held_out: bool = False, split: str | None = None) -> DataFiles:
     """Return the file, or the data files in and below the folder, sorted by name.
 
     Args:
         path: file or folder.
         held_out: True selects the held-out files of a folder that also has training files. See
             `splits` for the distinction.
+        split: name of the split to select instead.
 
     Raises:
-        ExpectedError: the file is missing, or a folder has files of several kinds.
+        ExpectedError: the file or the split is missing, or a folder has files of several kinds.
     """
     found = list_files(path)
+    if split is not None:
+        return choose_split_files(str(path), path, found, split)
     # A folder may mix training and held-out files of one data set.
     if path.is_dir():
         train, other = (choose_split(path, found, held_out=side) for side in (False, True))
@@ -77,6 +86,22 @@ def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
             found = other if held_out else train
         return DataFiles(name=str(path), paths=require_one_kind(str(path), found))
     return DataFiles(name=str(path), paths=tuple(found))
+
+
+def choose_split_files(name: str, folder: Path, found: Sequence[Path], split: str) -> DataFiles:
+    """Return the files of a split by its name.
+
+    Raises:
+        ExpectedError: no file's name names the split, or its files are of several kinds.
+    """
+    chosen = choose_named(folder, found, split) if folder.is_dir() else []
+    if not chosen:
+        names = [path.relative_to(folder).as_posix() or path.name for path in found[:5]]
+        raise ExpectedError(
+            f"{name} has no split {split}; its files are {', '.join(names)}.",
+            "Name a split that is part of a file's name, or leave it out",
+        )
+    return DataFiles(name=name, paths=require_one_kind(name, chosen))
 
 
 def list_files(path: Path) -> list[Path]:
@@ -109,9 +134,10 @@ def require_one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
     """
     if not found:
         raise ExpectedError(
-            f"{name} holds no data file.", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet files"
+            f"{name} holds no data file.",
+            "Use .jsonl, .json, .csv, .tsv, .txt, .md, .html, .parquet or source code",
         )
-    kinds = Counter(KINDS[file.suffix.lower()] for file in found)
+    kinds = Counter(kind_of(file.name) for file in found)
     if len(kinds) > 1:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         raise ExpectedError(
@@ -165,11 +191,16 @@ class RowReader:
         self._read_row = (
             partial(read_row, rendered=data.rendered) if rules >= 3 else read_row_by_older_rules
         )
+        self._reasoning: Reasoning = data.reasoning if rules >= 3 else "learn"
         self._meanings = RowMeanings(data.ignore_columns)
+        self._num_read = 0
+        self._reading_as = ""
         self._starts: list[int] = []
         self._names: list[str] = []
         self._reading = FileReading(
-            documents=data.documents if rules >= 3 else "line", unfolds_each=rules < 3
+            documents=data.documents if rules >= 3 else "line",
+            encoding=data.encoding,
+            unfolds_each=rules < 3,
         )
         self._size_bytes = sum(path.stat().st_size for path in files.paths if path.exists())
         self.format: str = data.format
@@ -225,6 +256,7 @@ class RowReader:
                     kind="documents", column=unit, count=count, total=count, consequence="note"
                 )
             )
+        found += describe_reading(self._reading_as, self._tally.num_rows)
         return sort_findings((*found, *self._tally.find_notes(), *self._tally.find_cut()))
 
     def _place(self, found: DataFinding) -> DataFinding:
@@ -241,9 +273,12 @@ class RowReader:
     def _read(self, number: int, value: Any) -> ConversationRow | Skipped:
         if value is None:
             return Skipped(row=number, reason=BLANK)
+        given = value
         try:
             if isinstance(value, ValueError):
                 raise value
+            if self._mapping is not None and (reason := self._mapping.leave_out(value)):
+                return Skipped(row=number, reason=reason)
             whole = self._reshape(value)
             # Before ignored columns are removed: the findings list those, too.
             if isinstance(whole, dict) and self.format != "auto":
@@ -252,13 +287,22 @@ class RowReader:
             if self.format == "auto":
                 self.format = choose_format(value)
                 self._expect_format()
+                if isinstance(given, dict):
+                    self._reading_as = explain_reading(given, value, self.format)
                 self._meanings.add(whole, self.format, number)
-            row = self._read_row(number, value, self.format)
+            row = treat_thoughts(self._read_row(number, value, self.format), self._reasoning)
         except ValueError as error:
-            if self.format == "auto" and not isinstance(value, ValueError):
-                self._tally.offer = self._tally.offer or offer_mapping(value)
+            if isinstance(error, NotUtf8):
+                self._offer(offer_encoding(self._files.paths[len(self._starts) - 1]), _SAVE)
+            if not self._num_read and not isinstance(value, ValueError):
+                self._offer(offer_mapping(given), "or rename its columns")
             return Skipped(row=number, reason=str(error), malformed=True)
+        self._num_read += not isinstance(row, str)
         return Skipped(row=number, reason=row) if isinstance(row, str) else row
+
+    def _offer(self, setting: str, otherwise: str) -> None:
+        if setting and not self._tally.offer:
+            self._tally.offer = f"Set {setting}, {otherwise}"
 
     def _reshape(self, value: Any) -> Any:
         if self._mapping is None or not self._ignored or not isinstance(value, dict):

@@ -21,11 +21,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from agents.contract.data import DataFinding
+from agents.contract.data import DataFinding, RowChoice
 from agents.contract.objectives import ROW_FORMATS
 from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.data.examples import Example, Segment
-from agents.trainer.data.packing import pack
+from agents.trainer.data.packing import pack, pack_in_order
 from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokens import Tokenized
 
@@ -72,12 +72,16 @@ class ExampleSet:
         """Number of rows of the data, including skipped ones."""
         self.num_skipped: int = about["num_skipped"]
         self.num_malformed: int = about["num_malformed"]
+        self.num_blank: int = about["num_blank"]
+        """Number of skipped rows that are empty lines."""
         self.num_truncated: int = about["num_truncated"]
         self.skipped = tuple(Skipped(**row) for row in about["skipped"])
         """First skipped rows."""
         self.truncated = tuple(Skipped(**row) for row in about["truncated"])
         """First truncated rows; the reason is their length."""
         self.findings = tuple(DataFinding(**finding) for finding in about["findings"])
+        self.choice: RowChoice | None = None
+        """Rows that were chosen before they were tokenized; None: all of them."""
         self.num_tokens: npt.NDArray[np.int32] = arrays["num_tokens"]
         self.num_targets: npt.NDArray[np.int32] = arrays["num_targets"]
         self.weights = self.num_targets if weighs_tokens else np.ones_like(self.num_targets)
@@ -88,6 +92,15 @@ class ExampleSet:
 
     def __len__(self) -> int:
         return len(self.num_tokens)
+
+    @property
+    def members(self) -> tuple[tuple[str, ExampleSet], ...]:
+        """Name and examples of each source; the name is empty if there is only one."""
+        return (("", self),)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return tuple(len(member) for _, member in self.members)
 
     def __getitem__(self, index: int) -> Example:
         places = self._order[self._first[index] : self._first[index + 1]]
@@ -137,7 +150,7 @@ class _Column:
 
 
 def write_examples(
-    folder: Path, rows: Iterator[Tokenized], *, capacity: int | None
+    folder: Path, rows: Iterator[Tokenized], *, capacity: int | None, shuffles: bool = True
 ) -> dict[str, int]:
     """Write all arrays into the new `folder`; return the size of each, and `words` (`vocab_size`).
 
@@ -145,6 +158,7 @@ def write_examples(
         folder: new folder.
         rows: tokenized rows.
         capacity: maximum number of tokens of a pack; None makes each row an example.
+        shuffles: False packs rows in their order.
 
     Raises:
         ExpectedError: the disk is full.
@@ -152,7 +166,7 @@ def write_examples(
     with _explaining_errors(folder):
         folder.mkdir(parents=True)
         sizes = _write_segments(folder, rows)
-        _write_examples(folder, sizes, capacity)
+        _write_examples(folder, sizes, capacity, shuffles)
     return sizes
 
 
@@ -191,7 +205,9 @@ def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
     return {"words": vocab_size, **{name: column.size for name, column in columns.items()}}
 
 
-def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -> None:
+def _write_examples(
+    folder: Path, sizes: dict[str, int], capacity: int | None, shuffles: bool
+) -> None:
     """Write the segments and the counts of each example."""
     if not sizes["rows"]:
         return
@@ -200,7 +216,7 @@ def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -
     num_targets = np.array(_map(folder / "num_targets", np.int32, sizes["num_targets"]))
     order = np.arange(len(lengths), dtype=np.int64)
     if capacity is not None:
-        order, first = pack(lengths, capacity)
+        order, first = (pack if shuffles else pack_in_order)(lengths, capacity)
         # A pack has the targets of all its rows.
         num_targets = np.add.reduceat(num_targets[order], first[:-1]).astype(np.int32)
     num_tokens = np.add.reduceat(lengths[order], first[:-1]).astype(np.int32)
@@ -233,6 +249,7 @@ def write_about(
         "num_rows": tally.num_rows,
         "num_skipped": tally.num_skipped,
         "num_malformed": tally.num_malformed,
+        "num_blank": tally.num_blank,
         "num_truncated": tally.num_truncated,
         "skipped": [asdict(row) for row in tally.named],
         "truncated": [asdict(row) for row in tally.truncated],

@@ -45,6 +45,10 @@ class Skipped:
         return f"{self.file}: {self.reason}" if self.file else self.reason
 
 
+class NoUsableRow(ExpectedError):
+    """Raised for data of which no row remains."""
+
+
 class FirstRows:
     """Keeps the first rows in order, although they arrive out of order.
 
@@ -88,7 +92,7 @@ class Tally:
     num_rendered: int = 0
     """Number of rows that were rendered."""
     offer: str = ""
-    """Mapping by which the rows might be read, if their columns match no format."""
+    """Advice by which rows might be read that match no format, or are not UTF-8."""
     _tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
     _skipped: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
     _truncated: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
@@ -148,14 +152,20 @@ class Tally:
 
     def merge_template(self, found: DataFinding) -> DataFinding | None:
         """Return a finding adapted to the chat template; None if the template uses the key."""
+        if found.kind == "tooled":  # the notes name tools that the template leaves out
+            return None
         key = found.column.removeprefix(MESSAGES)
-        if key == found.column or key not in self.template_keys:
+        is_thought = found.kind == "thought"
+        if key not in self.template_keys or (key == found.column and not is_thought):
             return found
-        if found.kind not in ("reasoning", "unknown"):
+        if found.kind not in ("reasoning", "thought", "unknown"):
             return found
         # A preview reads more rows than it renders, so the count is extrapolated.
         count = round(found.count * self.dropped[key] / self.template_keys[key])
-        return replace(found, kind="template", count=count) if count else None
+        consequence = "warn" if is_thought else found.consequence
+        return (
+            replace(found, kind="template", count=count, consequence=consequence) if count else None
+        )
 
     def check_usable(self, num_kept: int) -> None:
         """Check that the remaining rows are worth training on, once all have been read.
@@ -175,16 +185,14 @@ class Tally:
             )
         if num_kept:
             return
-        hint = "Give data with at least one row to learn from"
-        if self.offer:
-            hint = f"Set {self.offer}, or rename its columns"
+        hint = self.offer or "Give data with at least one row to learn from"
         if self.num_blank == self.num_skipped:
-            raise ExpectedError(f"{self.name} is empty.", hint)
+            raise NoUsableRow(f"{self.name} is empty.", hint)
         worst = first or self.named[0]
         which = f"all {self.num_skipped} were left out (the first, {_place(worst)}"
         if self.num_skipped == 1:
             which = f"its only one was left out ({_place(worst)}"
-        raise ExpectedError(f"{self.name} has no usable row: {which}: {worst.reason}).", hint)
+        raise NoUsableRow(f"{self.name} has no usable row: {which}: {worst.reason}).", hint)
 
 
 def _place(skipped: Skipped) -> str:

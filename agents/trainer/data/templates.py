@@ -20,6 +20,7 @@ def render(
     template: str | None = None,
     *,
     add_generation_prompt: bool,
+    tools: list[Any] | None = None,
     **options: bool,
 ) -> str:
     """Return the text of a conversation.
@@ -29,6 +30,7 @@ def render(
         messages: role, content and other keys of each message.
         template: replacement for the tokenizer's own template.
         add_generation_prompt: True if the text ends with the beginning of an answer.
+        tools: definitions of the tools that it offers.
         options: other variables of the template.
 
     Raises:
@@ -43,6 +45,7 @@ def render(
         text = tokenizer.apply_chat_template(
             messages,
             chat_template=template,
+            tools=tools,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             **options,

@@ -15,10 +15,10 @@ from agents.contract.data import parse_options
 from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError, first_line
 from agents.foreign_code import forbid
+from agents.shared.data.columns import THOUGHT_MARKS
 from agents.shared.data.known_templates import KNOWN, PLAIN_TEMPLATE, is_template
 from agents.state import read_json
 from agents.trainer.data import templates
-from agents.trainer.data.answers import THOUGHTS
 from agents.trainer.data.tokenizer_bounds import LOAD_BYTES, LOAD_S, bounded, refuse_growth
 from agents.trainer.data.tokens import TEXT_RULES, begin_template
 
@@ -87,7 +87,7 @@ def _add_tokens(tokenizer: Any, tokens: tuple[str, ...]) -> None:
     # A decoded answer shows all but those that the template puts around turns.
     frame = _render_frame(tokenizer) if new else ""
     for token in new:
-        is_control = token in frame and not any(token in pair for pair in THOUGHTS)
+        is_control = token in frame and not any(token in pair for pair in THOUGHT_MARKS)
         # Not normalized: a token is found as it is written.
         added = AddedToken(token, normalized=False, special=is_control)
         tokenizer.add_tokens([added], special_tokens=is_control)

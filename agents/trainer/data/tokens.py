@@ -25,7 +25,15 @@ from agents.contract.spec import Learn, LongText
 from agents.errors import ExpectedError
 from agents.shared.data.known_templates import BEGIN
 from agents.shared.files import bounded_work
-from agents.trainer.data.answers import ENDLESS, UNENDED, Note, RenderedText, TurnEnd, fold_system
+from agents.trainer.data.answers import (
+    DROPPED_THOUGHT,
+    ENDLESS,
+    UNENDED,
+    Note,
+    RenderedText,
+    TurnEnd,
+    fold_system,
+)
 from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.frames import Frames
@@ -564,6 +572,9 @@ def _render_row(
         texts = [frames.render(turns, row.num_shared_turns, is_pair=is_pair) for turns in sides]
         extra = tuple(sorted({key for turns in sides for turn in turns for key, _ in turn.extra}))
         dropped = tuple(key for key in extra if _is_dropped(tokenizer, sides, texts, key))
+        # A key that is left out everywhere is a finding of its own.
+        told = {(DROPPED_THOUGHT, key) for key in dropped}
+        texts = [replace(one, notes=one.notes - told) for one in texts]
         return _Rendered(tuple(texts), extra, dropped)
     except ValueError as error:
         return Skipped(row=row.number, reason=str(error), malformed=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import operator
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from agents.contract.spec import RunSpec
 from agents.shared.micro_shapes import group_examples
 from agents.trainer.data.cache import prune
 from agents.trainer.data.examples import Examples
-from agents.trainer.data.order import choose_rows, count_steps
+from agents.trainer.data.order import order_rows
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.micro_batch import CPU_TOKENS, build_micro_batch
@@ -106,7 +107,7 @@ class ReferenceTable:
 
     def _make_key(self, model_sha256: str) -> str:
         train, evaluation = self._sets
-        used = np.array(_find_used(self._spec, len(train)), dtype=np.int64)
+        used = np.array(_find_used(self._spec, train.parts), dtype=np.int64)
         parts = {
             "model": model_sha256,
             # The name of a folder of tokens hashes its content.
@@ -179,7 +180,7 @@ def compute_reference(
     num_rows = num_train + len(evaluation or ())
     table_RK = torch.zeros(num_rows, num_segments, dtype=torch.float64)
     # Every n-th row, so that long and short ones are spread over the ranks.
-    wanted = _find_used(spec, num_train)[rank::world_size]
+    wanted = _find_used(spec, train.parts)[rank::world_size]
     evaluated = range(rank, len(evaluation or ()), world_size)
     total = len(wanted) + len(evaluated)
 
@@ -196,17 +197,14 @@ def compute_reference(
     return table_RK
 
 
-def _find_used(spec: RunSpec, num_rows: int) -> list[int]:
+def _find_used(spec: RunSpec, parts: Sequence[int]) -> list[int]:
     """Return the indices of the rows that a step of the run will see."""
-    size = spec.batch_sequences
-    steps = count_steps(epochs=spec.epochs, num_rows=num_rows, batch=size, max_steps=spec.max_steps)
-    # Every row is seen at least once: epochs are shuffled as a whole.
-    if steps * size >= num_rows:
-        return list(range(num_rows))
-    batches = (
-        choose_rows(seed=spec.seed, step=step, batch=size, num_rows=num_rows)
-        for step in range(1, steps + 1)
-    )
+    size, order = spec.batch_sequences, order_rows(spec, parts)
+    steps = order.count_steps(spec)
+    # Every row is seen at least once: an epoch is taken as a whole.
+    if steps * size >= order.num_rows and all(map(operator.ge, order.taken, order.sizes)):
+        return list(range(sum(parts)))
+    batches = (order.choose(step=step, batch=size) for step in range(1, steps + 1))
     return sorted({row for batch in batches for row in batch})
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agents.contract.spec import RunSpec
 from agents.trainer.data.examples import BatchPart, Examples
-from agents.trainer.data.order import choose_rows
+from agents.trainer.data.order import order_rows
 from agents.trainer.parallel.shares import split_batch
 
 # Number of steps from which the work of a run is estimated.
@@ -46,10 +46,9 @@ def sample_steps(
         rank: owner of the rows.
         world_size: number of ranks.
     """
-    steps = []
+    steps, order = [], order_rows(spec, train.parts)
     for step in range(first_step, first_step + _SAMPLED_STEPS):
-        size = spec.batch_sequences
-        rows = choose_rows(seed=spec.seed, step=step, batch=size, num_rows=len(train))
+        rows = order.choose(step=step, batch=spec.batch_sequences)
         lengths = [int(train.num_tokens[row]) for row in rows]
         mine = split_batch(lengths, (1.0,) * world_size)[rank]
         steps.append([rows[index] for index in mine])
@@ -69,7 +68,7 @@ def choose_batch(
         rank: owner of the slice `mine`.
     """
     size = spec.batch_sequences
-    chosen = choose_rows(seed=spec.seed, step=step, batch=size, num_rows=len(train))
+    chosen = order_rows(spec, train.parts).choose(step=step, batch=size)
     examples = [train[index] for index in chosen]
     lengths = [int(train.num_tokens[index]) for index in chosen]
     weights = [int(train.weights[index]) for index in chosen]

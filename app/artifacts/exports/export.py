@@ -33,6 +33,7 @@ from app.events import ExportedModel
 from app.library.bundles import Source
 from app.library.calibration import find_calibration
 from app.library.licence import find_licence
+from app.nodes.shared_homes import require_own_homes
 from app.progress import OnMessage, OnProgress, messages
 from app.provisioning.environment import python_of, read_lock
 from app.runs.checkpoints import Copy, find_copies
@@ -100,6 +101,7 @@ async def _export(
     await asyncio.to_thread(expect_room, plan, out)
     copy = _choose_place(plan, whole, tell)
     facts = await services.pool.agent(copy.node).ask(ReadFacts())
+    await require_own_homes({copy.node: services.pool.agent(copy.node)}, {copy.node: facts})
     work = _ExportWork(
         run=run,
         request=request,
@@ -189,7 +191,7 @@ def origin_of(run: RunRecord, step: int) -> Origin:
     spec = run.spec
     return Origin(
         base=spec.model,
-        data=spec.data.train,
+        data=", ".join(source.path for source in spec.data.list_sources()),
         run_id=run.run_id,
         run_name=run.name,
         step=step,
@@ -211,11 +213,13 @@ async def _quantize(
     tell = _in_phase(work.progress, "prepare")
     agent = services.pool.agent(node)
     packages = await bring_packages(agent, work.python, request.to, tell, request.engine)
+    # Of several sources the first one calibrates.
+    data = work.run.spec.data.for_source(work.run.spec.data.list_sources()[0])
     train = TextSource(
         path=await send(services, node, inputs.train, tell, "the training data"),
-        format=work.run.spec.data.format,
+        format=data.format,
         objective=work.run.spec.objective,
-        columns=work.run.spec.data.columns,
+        columns=data.columns,
     )
     evaluation = None
     if inputs.eval is not None:

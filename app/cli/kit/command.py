@@ -79,6 +79,15 @@ def add_run_file(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_acceptance(parser: argparse.ArgumentParser) -> None:
+    """Declare the option that accepts the loss of many rows."""
+    parser.add_argument(
+        "--accept-left-out",
+        action="store_true",
+        help="accept that more than 5 %% of the rows, or of their tokens, are left out",
+    )
+
+
 def add_verbs(parser: argparse.ArgumentParser) -> Commands:
     return parser.add_subparsers(title="what to do", metavar="VERB", required=True)
 

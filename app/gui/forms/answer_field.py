@@ -16,9 +16,12 @@ from PySide6.QtWidgets import (
 )
 
 from agents.contract.key import RunKey
+from agents.contract.spec import list_named, split_place
 from app.events import NodeSnapshot
 from app.flows.new_run import Finding
 from app.flows.new_run_answers import ALL_NODES, NO, YES, split_names
+from app.gui.forms.gpu_chips import GpuChips
+from app.gui.forms.source_list import SourceList
 from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import Button, ElidedLabel, make_label, set_style_property, set_tooltip
 from app.gui.kit.theme import Theme
@@ -46,6 +49,9 @@ class AnswerField(QWidget):
         # Nodes online or not contacted yet; the others cannot take part.
         self._usable: set[str] = set()
         self._rows: dict[str, QWidget] = {}
+        self._chips: dict[str, GpuChips] = {}
+        # Hardware in words, for PCs without chips.
+        self._labels: dict[str, ElidedLabel] = {}
         # What the form was last filled with; ticks follow it until the user changes one.
         self._wanted = ALL_NODES
         self.input = self._make_input()
@@ -62,7 +68,8 @@ class AnswerField(QWidget):
         column.setSpacing(4)
         if not self._is_tick:
             column.addWidget(make_label(key.about.label, "subheading"))
-        column.addLayout(self._make_row())
+        self._row = self._make_row()
+        column.addLayout(self._row)
         column.addWidget(self._finding)
         column.addWidget(explanation)
         column.addStretch(1)
@@ -71,8 +78,15 @@ class AnswerField(QWidget):
 
     def answer(self) -> str:
         if self._is_nodes:
-            chosen = [name for name, box in self._boxes.items() if box.isChecked()]
-            return ALL_NODES if set(chosen) == self._known else ", ".join(chosen)
+            ticked = [name for name, box in self._boxes.items() if box.isChecked()]
+            chosen = [entry for name in ticked for entry in self._chips[name].list_entries()]
+            # A start among all nodes does without those that are offline.
+            is_all = set(chosen) == self._known or (
+                bool(chosen) and not self.was_touched and set(chosen) == self._usable
+            )
+            return ALL_NODES if is_all else ", ".join(chosen)
+        if isinstance(self.input, SourceList):
+            return self.input.answer()
         if isinstance(self.input, QComboBox):
             return str(self.input.currentData())
         if isinstance(self.input, QCheckBox):
@@ -83,6 +97,8 @@ class AnswerField(QWidget):
     def set_answer(self, text: str) -> None:
         if self._is_nodes:
             self._set_nodes(text)
+        elif isinstance(self.input, SourceList):
+            self.input.set_answer(text)
         elif isinstance(self.input, QComboBox):
             if self.input.findData(text) < 0:  # run files allow values that the form does not offer
                 self.input.addItem(text, text)
@@ -92,19 +108,33 @@ class AnswerField(QWidget):
         elif isinstance(self.input, QLineEdit):
             self.input.setText(text)
 
+    def fill_in(self, text: str) -> None:
+        """Set the answer for the user, such as one chosen in a dialog."""
+        self.set_answer(text)
+        # `set_answer` emits no textEdited.
+        self._touch()
+
+    def add_button(self, button: Button) -> None:
+        """Add a button after the input."""
+        self._row.addWidget(button)
+
     def show_nodes(self, nodes: Sequence[NodeSnapshot], *, are_known: bool) -> None:
         """Offer these nodes; ticks that the user has set stay, others follow the nodes' states."""
         self._known = {node.name for node in nodes}
         self._usable = {node.name for node in nodes if node.state in ("online", "connecting")}
-        chosen = split_names(self._wanted) if self._wanted != ALL_NODES else ()
+        chosen = list_named(split_names(self._wanted)) if self._wanted != ALL_NODES else ()
         for name in [name for name in self._rows if name not in (*self._known, *chosen)]:
             self._boxes.pop(name)
+            self._chips.pop(name)
             row = self._rows.pop(name)
             row.hide()
             row.deleteLater()
         for node in nodes:
             words = node.name if node.state == "online" else f"{node.name} ({node.state})"
             self._offer(node.name, words, describe_hardware(node))
+            gpus = node.facts.gpus if node.facts is not None else ()
+            self._chips[node.name].show_gpus([gpu.name for gpu in gpus])
+            self._labels[node.name].setVisible(not self._chips[node.name].is_used)
         # While they are not known, the finding below says so.
         self._no_nodes.setVisible(are_known and not nodes)
         if not self.was_touched:
@@ -118,7 +148,8 @@ class AnswerField(QWidget):
 
     def _set_nodes(self, text: str) -> None:
         self._wanted = text
-        names = split_names(text)
+        entries = [split_place(entry) for entry in split_names(text)]
+        names = [name for name, _ in entries]
         for name in names if text != ALL_NODES else ():
             if name not in self._boxes:  # from another PC: shown, to be unticked
                 self._add_box(name, f"{name} (not among your nodes)")
@@ -128,6 +159,8 @@ class AnswerField(QWidget):
             # An offline node cannot take part, so `all` ticks the others.
             box.setChecked(name in self._usable if text == ALL_NODES else name in names)
             box.blockSignals(False)
+            pinned = [int(d.removeprefix("cuda:")) for n, d in entries if n == name and d]
+            self._chips[name].choose(pinned or None)
 
     def show_finding(self, finding: Finding | None) -> None:
         """Show an error or advice below the input; None to clear it."""
@@ -161,6 +194,10 @@ class AnswerField(QWidget):
             return combo
         if self._is_nodes:
             return self._make_node_boxes()
+        if self.key.kind == "sources":
+            sources = SourceList(self._theme)
+            sources.edited.connect(self._touch)
+            return sources
         if self._is_tick:
             check = QCheckBox(self.key.about.label)
             check.setObjectName("tick")
@@ -192,9 +229,13 @@ class AnswerField(QWidget):
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(8)
         row.addWidget(check)
-        row.addWidget(ElidedLabel(hardware, "muted"), 1)
+        label, chips = ElidedLabel(hardware, "muted"), GpuChips(name)
+        chips.edited.connect(self._touch)
+        row.addWidget(label, 1)
+        row.addWidget(chips, 1)
         self._node_column.addWidget(line)
         self._boxes[name], self._rows[name] = check, line
+        self._chips[name], self._labels[name] = chips, label
         return check
 
     def _touch(self) -> None:
@@ -207,6 +248,4 @@ class AnswerField(QWidget):
         else:
             chosen, _ = QFileDialog.getOpenFileName(self, self.key.about.label)
         if chosen:
-            self.set_answer(chosen)
-            # `set_answer` emits no textEdited.
-            self._touch()
+            self.fill_in(chosen)

@@ -56,6 +56,9 @@ TEXTS: dict[str, ActionText] = {
     "nodes": ActionText(text="Nodes", tip="The PCs of the cluster", shortcut="Ctrl+2"),
     "runs": ActionText(text="Runs", tip="All fine-tuning runs", shortcut="Ctrl+3"),
     "artifacts": ActionText(text="Artifacts", tip="Exported models", shortcut="Ctrl+4"),
+    "data": ActionText(
+        text="Data", tip="Look through the rows that a model learns from", shortcut="Ctrl+5"
+    ),
     "palette": ActionText(
         text="Command palette\u2026",
         tip="Find any action, page, run or node by name",

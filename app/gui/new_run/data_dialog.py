@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
 from agents.contract.data import DataPreview
@@ -23,6 +24,9 @@ class DataDialog(QDialog):
     some answers are not valid yet.
     """
 
+    rows_wanted = Signal()
+    """The user wants to look through all rows."""
+
     def __init__(
         self, context: Context, parent: QWidget, spec: RunSpec, planned: RunSpec | None = None
     ) -> None:
@@ -41,6 +45,14 @@ class DataDialog(QDialog):
         )
         foot = QHBoxLayout()
         foot.addWidget(self.count_all)
+        foot.addWidget(
+            Button(
+                context.theme,
+                "Look through all rows",
+                self._leave,
+                tip="Open the Data page. Your answers are kept as a draft.",
+            )
+        )
         foot.addStretch(1)
         foot.addWidget(Button(context.theme, "Close", self.accept))
         column = QVBoxLayout(self)
@@ -78,6 +90,10 @@ class DataDialog(QDialog):
     def _fail(self, error: RacklessError) -> None:
         self.banner.show_error(error)
         self.count_all.setEnabled(True)
+
+    def _leave(self) -> None:
+        self.accept()
+        self.rows_wanted.emit()
 
     def _give_up(self) -> None:
         if self._op is not None:

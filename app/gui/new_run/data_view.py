@@ -5,15 +5,20 @@ Before a start it also shows the caveats of the run, such as parts that are not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
-from agents.contract.data import DataPreview
+from agents.contract.data import DataPreview, ShownRow
 from app.gui.kit.reader import Reader
 from app.gui.kit.theme import Theme, ThemeColors
 from app.planning.candidate import Caveats
 from app.presentation.data_text import describe_data, spell_out, title_of
 from app.presentation.model_text import describe_caveats
 
+_LEARNED = '<span style="background-color:{};font-weight:600">'
+# Not by colour alone, for colour-blind users: learned text is bold as well.
+LEGEND = f"<p>{_LEARNED}Marked text</span> is learned; the rest is context.</p>"
+"""Explanation of the marks, with a place for their colour."""
 _NOTHING = "A preview appears here once the first rank has read the data."
 
 
@@ -24,22 +29,27 @@ def data_html(found: DataPreview, palette: ThemeColors, caveats: Caveats | None 
         f"<td>{escape(text)}</td></tr>"
         for caption, text in describe_data(found)
     )
-    learned = f'<span style="background-color:{palette.good_tint};font-weight:600">'
-    rows = []
-    for row in found.rows:
+    legend = LEGEND.format(palette.good_tint)
+    return (
+        f"<table>{facts}</table>{_caveats_html(caveats)}{legend}{shown_html(found.rows, palette)}"
+    )
+
+
+def shown_html(rows: Sequence[ShownRow], palette: ThemeColors, *, is_titled: bool = True) -> str:
+    """Return rows with their learned parts marked, below a title each if `is_titled`."""
+    learned = _LEARNED.format(palette.good_tint)
+    shown = []
+    for row in rows:
         for conversation in row.conversations:
             parts = (
                 f"{learned if part.learned else '<span>'}{escape(spell_out(part.text))}</span>"
                 for part in conversation.parts
             )
-            title = escape(title_of(row, conversation))
-            rows.append(
-                f'<p style="color:{palette.muted}">{title}</p>'
-                f'<p style="white-space:pre-wrap">{"".join(parts)}</p>'
-            )
-    # Not by colour alone, for colour-blind users: learned text is bold as well.
-    legend = f"<p>{learned}Marked text</span> is learned; the rest is context.</p>"
-    return f"<table>{facts}</table>{_caveats_html(caveats)}{legend}{''.join(rows)}"
+            if is_titled:
+                title = escape(title_of(row, conversation))
+                shown.append(f'<p style="color:{palette.muted}">{title}</p>')
+            shown.append(f'<p style="white-space:pre-wrap">{"".join(parts)}</p>')
+    return "".join(shown)
 
 
 def _caveats_html(caveats: Caveats | None) -> str:

@@ -7,6 +7,7 @@ has pressed Start.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from PySide6.QtWidgets import QDialog, QFileDialog, QHBoxLayout, QVBoxLayout, QW
 from agents.contract.spec import RunSpec
 from app.core.library import DeleteRecipe, ListRecipes, ReadRunFile
 from app.core.runs import StartRun
-from app.errors import RacklessError
+from app.errors import LeftOutRows, RacklessError
 from app.events import RunSnapshot
 from app.flows import new_run_answers
 from app.flows.new_run import RunReview, name_paths, plan_spec, preview_spec, review, take_advice
@@ -25,10 +26,12 @@ from app.gui.kit.confirm import confirm
 from app.gui.kit.primitives import Button
 from app.gui.kit.theme import Theme
 from app.gui.new_run.data_dialog import DataDialog
+from app.gui.new_run.hub_dialog import HubDialog
+from app.gui.new_run.live_count import LiveCount
 from app.gui.new_run.live_plan import LivePlan
 from app.gui.new_run.outlook import Outlook
 from app.gui.new_run.run_file_dialog import RUN_FILES, RunFileDialog
-from app.gui.new_run.run_form import RunForm
+from app.gui.new_run.run_form import ON_HUB, RunForm
 from app.gui.session.banner_task import show_error_while
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
@@ -83,6 +86,9 @@ class NewRunDialog(QDialog):
     left = Signal(dict)
     """Draft of the answers when the form is closed without a start; empty if nothing was edited."""
 
+    rows_wanted = Signal(object)
+    """Spec of the data whose rows the user wants to look through; the form has become a draft."""
+
     def __init__(self, context: Context, parent: QWidget) -> None:
         super().__init__(parent)
         self._context = context
@@ -97,6 +103,7 @@ class NewRunDialog(QDialog):
         self.banner = Banner(context.theme)
         self.outlook = Outlook(context.theme, self.preview_data)
         self._plan = LivePlan(context.bridge, self.outlook.plan)
+        self._count = LiveCount(context.bridge, self.outlook.left_out, self.outlook.counted)
         self._paths = PathChecker(context.bridge, self)
         self._paths.checked.connect(self._review)
         self.start = Button(context.theme, "Start", self._start, icon="resume", role="primary")
@@ -121,12 +128,13 @@ class NewRunDialog(QDialog):
         foot.addLayout(make_foot((*files, self.start_over), (cancel, self.start)))
         self.start.setDefault(True)
         column.addLayout(foot)
-        self._fill({**new_run_answers.usual_answers(), "name": self._free_name("run-1")})
+        self._fill({**new_run_answers.proposed_answers(), "name": self._free_name("run-1")})
         self._untouched = self.answers()
         # Answers filled in from a run or a file; closing with just these saves no draft.
         self._given: new_run_answers.RunAnswers | None = None
         self.form.edited.connect(self._forget_message)
         self.form.edited.connect(self._review)
+        self.form.hub_asked.connect(self.find_on_hub)
         self.form.nodes_offered.connect(self._take_nodes)
         self.form.start_from.chosen.connect(self._take_recipe)
         self.form.start_from.delete_asked.connect(self._delete_recipe)
@@ -162,6 +170,7 @@ class NewRunDialog(QDialog):
         self.form.begin()
 
     def reject(self) -> None:
+        self._count.end()
         if self._op is not None:
             self._op.cancel()
         # A form filled from a run or a file and left unchanged holds nothing worth a draft.
@@ -177,6 +186,14 @@ class NewRunDialog(QDialog):
         self.form.start_from.show_source(
             f"Run {run.name}", "All settings of that run, including its data and nodes.", run.spec
         )
+
+    def use_data(self, spec: RunSpec) -> None:
+        """Fill in the data of `spec` with the meanings of its columns, and its model if any."""
+        given = new_run_answers.to_answers(spec)
+        keys = [key for key in given if key.startswith("data.") and key != "data.eval"]
+        keys += ["model"] if spec.model != "-" else []
+        self._fill({**self.answers(), **{key: given[key] for key in keys}})
+        self._given = self.answers()
 
     def _show_file(self) -> None:
         spec = self._read_spec()
@@ -226,6 +243,8 @@ class NewRunDialog(QDialog):
         self.outlook.look.setEnabled(preview_spec(answers) is not None)
         # Plans need less than a start: the model and the size of the batch are enough.
         self._plan.follow(*plan_spec(answers, nodes, are_known=are_known))
+        is_here = "data.train" not in self._paths.missing
+        self._count.follow(preview_spec(answers) if is_here else None)
         return result
 
     def _forget_message(self) -> None:
@@ -251,7 +270,19 @@ class NewRunDialog(QDialog):
             dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
             # The preview has counted the rows, so the plan now knows its number of steps.
             dialog.finished.connect(self._plan.again)
+            dialog.rows_wanted.connect(lambda: self._leave_for_rows(spec))
             dialog.open()
+
+    def _leave_for_rows(self, spec: RunSpec) -> None:
+        self.reject()
+        self.rows_wanted.emit(spec)
+
+    def find_on_hub(self, key: str) -> None:
+        """Open the search of the hub for the answer to a key."""
+        dialog = HubDialog(self._context, self, ON_HUB[key])
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.chosen.connect(self.form.fields[key].fill_in)
+        dialog.open()
 
     def _free_name(self, wanted: str) -> str:
         return free_name(wanted, {run.name for run in self._context.cluster.runs.values()})
@@ -280,18 +311,20 @@ class NewRunDialog(QDialog):
 
     def _start(self) -> None:
         spec = self._read_spec()
-        if spec is None:
-            return
+        if spec is not None:
+            self._launch(StartRun(spec=spec))
+
+    def _launch(self, start: StartRun) -> None:
         # A second click would launch a second run; failure and cancel enable the button again.
         self.start.setEnabled(False)
         self._show_start("Copying what the nodes do not have yet.")
         self._op = self._context.bridge.do(
-            StartRun(spec=spec),
+            start,
             success=self._started,
-            failure=self._failed,
+            failure=partial(self._failed, start),
             progress=lambda line: self._show_start(capitalize(str(line))),
-            at_close=f"Starting {spec.name} stops: it does not train yet. Files already copied to "
-            "the nodes are kept.",
+            at_close=f"Starting {start.spec.name} stops: it does not train yet. Files already "
+            "copied to the nodes are kept.",
         )
 
     def _show_start(self, line: str) -> None:
@@ -314,9 +347,17 @@ class NewRunDialog(QDialog):
         self.started.emit(run.run_id)
         self.accept()
 
-    def _failed(self, error: RacklessError) -> None:
+    def _failed(self, start: StartRun, error: RacklessError) -> None:
         self._op = None
         self.start.setEnabled(True)
+        if isinstance(error, LeftOutRows):
+            self.banner.show_message(
+                "warning",
+                f"Nothing was started: {error.message}",
+                "Correct the data, or start without what is left out.",
+                (error.offer, lambda: self._launch(replace(start, accept_left_out=True))),
+            )
+            return
         show_error_while(self._context, self.banner, error)
 
     def _choose_file(self) -> None:

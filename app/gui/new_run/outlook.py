@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from app.gui.kit.primitives import Button, make_label, make_separator
 from app.gui.kit.theme import Theme
+from app.gui.new_run.plan_notes import Notes
 from app.gui.new_run.plan_view import PlanView
 
 WIDTH_PX = 360
@@ -22,6 +23,10 @@ class Outlook(QFrame):
         self.setObjectName("panel")
         self.setFixedWidth(WIDTH_PX)
         self.plan = PlanView(theme)
+        self.left_out = Notes("Rows that would be lost", role="problem")
+        self.counted = Notes("Rows")
+        for notes in (self.left_out, self.counted):
+            notes.show_notes(())
         self._values: dict[str, QLabel] = {}
         self._rows = QVBoxLayout()
         self._rows.setSpacing(12)
@@ -44,7 +49,9 @@ class Outlook(QFrame):
         column.setContentsMargins(19, 15, 19, 15)
         column.setSpacing(12)
         column.addWidget(make_label("Plan", "heading"))
+        column.addWidget(self.left_out)
         column.addWidget(self.plan)
+        column.addWidget(self.counted)
         column.addWidget(make_separator())
         column.addWidget(make_label("Summary", "heading"))
         column.addLayout(self._rows)

@@ -189,11 +189,11 @@ class PlanView(QWidget):
         self._more_adapters.show_advice(model_text.offer_adapters(plan.parts))
         # Without a plan that fits, the nearest candidate is shown above and is no alternative.
         others = plan.others if fits else plan.others[1:]
-        self._other_text.setText(
-            "\n\n".join(plan_text.describe_other(one) for one in others[:MAX_ALTERNATIVES])
-        )
-        self.others.setVisible(bool(others))
-        self.others.set_note(count_of(len(others), "plan"))
+        ways = [plan_text.describe_other(one) for one in others[:MAX_ALTERNATIVES]]
+        ways += [f"{capitalize(one.text)}." for one in plan.refused]
+        self._other_text.setText("\n\n".join(ways))
+        self.others.setVisible(bool(ways))
+        self.others.set_note(count_of(len(others) + len(plan.refused), "plan"))
         self._assumed_text.setText("\n\n".join(plan.assumptions))
         self.assumed.setVisible(bool(plan.assumptions))
         self.assumed.set_note(count_of(len(plan.assumptions), "assumption"))

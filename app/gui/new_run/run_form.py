@@ -8,6 +8,7 @@ from typing import NamedTuple
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
 
+from agents.contract.requests.hub import CachedKind
 from agents.contract.spec import DataSpec, RunSpec
 from app.events import NodeState
 from app.flows.new_run import RunReview, list_questions
@@ -16,11 +17,14 @@ from app.gui.forms.answer_field import AnswerField
 from app.gui.forms.form import make_sections, stack_sections
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.inputs import ChoiceBox
-from app.gui.kit.primitives import IconButton, make_label
+from app.gui.kit.primitives import Button, IconButton, make_label
 from app.gui.kit.theme import Theme
 from app.gui.session.context import Context
 from app.library.recipes import Recipe
 from app.text import count_of
+
+ON_HUB: dict[str, CachedKind] = {"model": "model", "data.train": "data", "data.eval": "data"}
+"""Kind of what the hub has for a key, by the key's name."""
 
 
 class _Choice(NamedTuple):
@@ -104,6 +108,8 @@ class RunForm(QScrollArea):
 
     edited = Signal()
     """An answer was changed."""
+    hub_asked = Signal(str)
+    """Name of the key whose answer is to be found on the hub."""
     nodes_offered = Signal()
     """The nodes that are offered have changed."""
 
@@ -114,6 +120,8 @@ class RunForm(QScrollArea):
         self._states: list[tuple[str, NodeState]] | None = None
         basic, self._folded = list_questions(advanced=False), list_questions(advanced=True)
         self.fields = {key.name: AnswerField(context.theme, key) for key in (*basic, *self._folded)}
+        for name in ON_HUB:
+            self.fields[name].add_button(self._make_finder(context.theme, name))
         self._offer_nodes()
         for signal in (cluster.is_open_changed, cluster.node_changed, cluster.node_removed):
             signal.connect(self._offer_nodes)
@@ -136,6 +144,12 @@ class RunForm(QScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         for field in self.fields.values():
             field.edited.connect(self.edited)
+
+    def _make_finder(self, theme: Theme, name: str) -> Button:
+        tip = "Search the Hugging Face hub"
+        return Button(
+            theme, "Find\u2026", lambda: self.hub_asked.emit(name), icon="search", tip=tip
+        )
 
     def _offer_nodes(self, name: str = "") -> None:
         """Offer the nodes that are known by now; more may be found while the form is open."""

@@ -14,7 +14,7 @@ from app.gui.kit.confirm import confirm
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import Button, make_label
 from app.gui.session.context import Context
-from app.presentation.found_text import ask_to_adopt, describe_found
+from app.presentation.found_text import ask_to_adopt, describe_found, may_stop, may_take_over
 
 MOST_ROWS = 5
 """Maximum number of runs shown; a node may list any number."""
@@ -50,13 +50,19 @@ class FoundPane(QFrame):
     def _make_row(self, run: FoundRun) -> QWidget:
         row = QWidget(self)
         line = FlowLayout(lead=make_label(describe_found(run), wraps=True))
-        for text, act, tip in (
-            ("Watch\u2026", self.adopt, "Show it among your runs, after a question"),
-            ("Take over\u2026", self.take_over, "Resume it from this PC after a loss"),
-            ("Stop there\u2026", self.stop, f"End it on {run.node}"),
-            ("Ignore", self.ignore, "Do not show it again"),
+        for text, act, tip, is_offered in (
+            ("Watch\u2026", self.adopt, "Show it among your runs, after a question", True),
+            (
+                "Take over\u2026",
+                self.take_over,
+                "Resume it from this PC after a loss",
+                may_take_over(run),
+            ),
+            ("Stop there\u2026", self.stop, f"End it on {run.node}", may_stop(run)),
+            ("Ignore", self.ignore, "Do not show it again", True),
         ):
-            line.addWidget(Button(self._context.theme, text, partial(act, run), tip=tip))
+            if is_offered:
+                line.addWidget(Button(self._context.theme, text, partial(act, run), tip=tip))
         row.setLayout(line)
         return row
 

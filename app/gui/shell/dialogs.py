@@ -18,6 +18,7 @@ from app.gui.session.context import Context
 from app.gui.shell.shell import Shell
 
 if TYPE_CHECKING:
+    from agents.contract.spec import RunSpec
     from app.gui.new_run.new_run_dialog import NewRunDialog
     from app.gui.shell.palette import CommandPalette
     from app.gui.shell.report_process import ReportProcess
@@ -52,6 +53,12 @@ class Dialogs:
         dialog.repeat(run)
         dialog.open()
 
+    def use_data(self, spec: RunSpec) -> None:
+        """Open the New run dialog with the data of `spec` and the meanings of its columns."""
+        dialog = self._make_new_run_dialog()
+        dialog.use_data(spec)
+        dialog.open()
+
     def _make_new_run_dialog(self) -> NewRunDialog:
         from app.gui.new_run.new_run_dialog import NewRunDialog
 
@@ -60,6 +67,7 @@ class Dialogs:
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.started.connect(self._window.open_run)
         dialog.left.connect(self._keep_draft)
+        dialog.rows_wanted.connect(self._window.open_data)
         return dialog
 
     def choose_run_file(self) -> None:

@@ -14,6 +14,7 @@ from PySide6.QtCore import QByteArray, Qt
 from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QVBoxLayout, QWidget
 
+from agents.contract.spec import RunSpec
 from app.core.action import CoreApi
 from app.core.nodes import ConnectNodes
 from app.errors import RacklessError
@@ -33,6 +34,7 @@ from app.gui.shell.window_state import WindowState
 from app.settings import Value
 
 if TYPE_CHECKING:
+    from app.gui.data.data_page import DataPage
     from app.gui.runs.compare_page import ComparePage
     from app.gui.runs.run_page import RunPage
     from app.gui.settings.settings_page import SettingsPage
@@ -49,6 +51,7 @@ class MainWindow(Shell):
         self._run_page: RunPage | None = None
         self._compare_page: ComparePage | None = None
         self._settings_page: SettingsPage | None = None
+        self._data_page: DataPage | None = None
         self.setWindowTitle("Rackless")
         self.setWindowIcon(context.theme.icon("rackless", "text", 64))
         self.setMinimumSize(MIN_WIDTH_PX, MIN_HEIGHT_PX)
@@ -122,8 +125,9 @@ class MainWindow(Shell):
             "runs": self.runs,
             "artifacts": self.artifacts,
         }
-        # Settings is not in the table: building that would create its page at every start.
-        page = pages[place] if place in pages else self.settings_page()
+        # Called only when needed: building these would create their pages at every start.
+        lazy = {"settings": self.settings_page, "data": self.data_page}
+        page = pages[place] if place in pages else lazy[place]()
         self.stack.setCurrentWidget(page)
         self.navigation.show_place(place)
         self.state.page = place
@@ -154,6 +158,20 @@ class MainWindow(Shell):
             self._settings_page = SettingsPage(self._context)
             self.stack.addWidget(self._settings_page)
         return self._settings_page
+
+    def data_page(self) -> DataPage:
+        """Return the page of rows of data, created on first use."""
+        if self._data_page is None:
+            from app.gui.data.data_page import DataPage
+
+            self._data_page = DataPage(self._context)
+            self._data_page.run_wanted.connect(self.dialogs.use_data)
+            self.stack.addWidget(self._data_page)
+        return self._data_page
+
+    def open_data(self, spec: RunSpec) -> None:
+        self.go_to("data")
+        self.data_page().open_source(spec)
 
     def compare_runs(self, runs: list[RunSnapshot]) -> None:
         """Show the page that compares runs."""

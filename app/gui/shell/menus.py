@@ -26,6 +26,7 @@ def make_actions(window: Shell, dialogs: Dialogs, context: Context) -> Actions:
         "nodes": lambda: window.go_to("nodes"),
         "runs": lambda: window.go_to("runs"),
         "artifacts": lambda: window.go_to("artifacts"),
+        "data": lambda: window.go_to("data"),
         "settings": lambda: window.go_to("settings"),
         "shortcuts": dialogs.show_shortcuts,
         "help": dialogs.show_help,

@@ -10,7 +10,7 @@ from app.gui.kit.primitives import make_label, set_tooltip
 from app.gui.kit.theme import Theme
 
 WIDTH_PX = 176
-PLACES = ("overview", "nodes", "runs", "artifacts", "settings")
+PLACES = ("overview", "nodes", "runs", "artifacts", "data", "settings")
 
 
 class Navigation(QWidget):

@@ -14,6 +14,7 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QPaintEvent
 from PySide6.QtWidgets import QApplication, QDialog, QMainWindow, QWidget
 
+from agents.contract.spec import RunSpec
 from app.core.action import CoreApi
 from app.gui.kit.actions import Actions
 from app.gui.kit.banner import Banner
@@ -143,6 +144,10 @@ class Shell(QMainWindow):
 
     def open_node(self, name: str) -> None:
         """Show a node on the page of nodes."""
+        raise NotImplementedError
+
+    def open_data(self, spec: RunSpec) -> None:
+        """Show the rows of a run's data."""
         raise NotImplementedError
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from app.planning.candidate import Advice, Candidate, GpuPlan, PlanRequest
 from app.planning.choice import find_least
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case, Worker
-from app.planning.reasons import describe_candidate, name_nodes
+from app.planning.reasons import describe_candidate, name_nodes, name_places
 from app.planning.strategies.data_parallel import propose_data
 from app.planning.strategies.registry import PLANNED_MODES, DividedMode, find_divided
 from app.planning.subsets import fastest_together
@@ -25,14 +26,6 @@ def advise_fit(
     request: PlanRequest, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
 ) -> Iterator[Advice]:
     """Yield advice that makes the run fit on the largest card, or on all cards if it needs all."""
-    names = tuple(node.name for node in case.cluster.nodes)
-    misfits = tuple(name for name in names if not _fits_on(case, name))
-    if chosen is not None and misfits:
-        it = "it" if len(misfits) == 1 else "them"
-        yield Advice(
-            text=f"It does not fit on {name_nodes(misfits)}: leave {it} out",
-            change={"nodes": chosen.nodes},
-        )
     # A run that names its nodes needs all of them; otherwise one card that fits is enough.
     is_whole = request.spec.nodes != "all" and not find_mode(request.spec.parallel).uses_one_gpu
     num_needed = len(case.workers) if chosen is not None or is_whole else 1
@@ -58,8 +51,8 @@ def _offer_other_mode(
     if best is None:
         return None
     change: Change = {} if request.spec.parallel in ("auto", best.mode) else {"parallel": best.mode}
-    if len(best.gpus) < len(case.workers):
-        change["nodes"] = best.nodes
+    if len(best.gpus) < len(case.workers) and request.spec.nodes != "all":
+        change["nodes"] = name_places(case, best)
     how = f", with parallel: {best.mode}" if "parallel" in change else ""
     return Advice(text=f"It fits as {describe_candidate(case, best)}{how}", change=change)
 
@@ -153,7 +146,7 @@ def _offer(
         return None
     where = describe_candidate(changed, divided)
     if len(divided.gpus) < len(changed.workers):
-        change = {**change, "nodes": divided.nodes}
+        change = {**change, "nodes": name_places(changed, divided)}
         words = f"{words}, and use {name_nodes(divided.nodes)} alone"
     return Advice(text=f"{words}: it then fits, {where}", change=change)
 
@@ -164,9 +157,9 @@ def _fit_divided(case: Case, num_needed: int) -> Candidate | None:
     It uses all GPUs, or if fewer are enough as many of the fastest nodes as possible.
     """
     able = [one for one in _list_divided(case) if not one.refuse(case)]
-    groups = [case.workers]
+    groups = [case.team(case.workers)]
     if num_needed < len(case.workers):
-        groups += [case.of(some) for some in list(fastest_together(case))[-2::-1]]
+        groups += list(fastest_together(case))[-2::-1]
     # The screening is cheap and shared by all groups; a full plan takes milliseconds.
     screened = [(mode.plan, mode.screen(case)) for mode in able]
     for workers in groups:
@@ -211,7 +204,8 @@ def _is_shared(case: Case, num_needed: int) -> bool:
     if not find_mode(case.spec.parallel).copies_model or len(case.workers) == 1:
         return True
     return any(
-        candidate.fits and len(candidate.gpus) >= num_needed for candidate in propose_data(case)
+        candidate.fits and len(candidate.gpus) >= num_needed
+        for candidate in propose_data(case, math.inf)
     )
 
 
@@ -219,10 +213,6 @@ def _count_free(case: Case, worker: Worker) -> float:
     """Return the bytes of a card that the run leaves free."""
     fit = case.fit(worker, 1)
     return fit.room_bytes - fit.memory.expected_bytes
-
-
-def _fits_on(case: Case, name: str) -> bool:
-    return all(case.fit(worker, 1).fits for worker in case.of((name,)))
 
 
 def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) -> Iterator[Advice]:

@@ -14,8 +14,8 @@ from app.planning.candidate import Advice, Candidate, PlanRequest
 from app.planning.choice import find_least
 from app.planning.hardware.cluster import ASSUMED_DISK_BYTES_PER_S
 from app.planning.plan_context import Case
-from app.planning.reasons import name_nodes
-from app.planning.strategies.data_parallel import split_rows
+from app.planning.reasons import name_nodes, name_places
+from app.planning.split import split_rows
 from app.planning.strategies.registry import propose_candidates
 from app.text import show_share
 
@@ -39,7 +39,7 @@ def give_advice(
     """Return the advice for a plan, the most important first."""
     if not case.workers:
         return (Advice(text=_explain_no_gpu(case)),)
-    together = _together(case, found)
+    together = find_together(case, found)
     advice: list[Advice] = []
     if chosen is None or (not chosen.divides_layers and together is not None and not together.fits):
         advice += advise_fit(request, case, chosen, found)
@@ -64,16 +64,18 @@ def _explain_no_gpu(case: Case) -> str:
     return f"{names} {has} no GPU: add gpus to the cluster file, such as gpus: [RTX 4070]"
 
 
-def _together(case: Case, found: Sequence[Candidate]) -> Candidate | None:
+def find_together(case: Case, found: Sequence[Candidate]) -> Candidate | None:
     """Return the plan that uses all GPUs; None: it was not computed."""
     mode = "data" if len(case.workers) > 1 else "single"
     return next((o for o in found if o.mode == mode and len(o.gpus) == len(case.workers)), None)
 
 
 def _fewer_nodes(case: Case, chosen: Candidate, found: Sequence[Candidate]) -> Iterator[Advice]:
-    """Advise a subset of the nodes if it is faster than all that the spec names."""
+    """Advise a subset of the nodes if it is faster than all that the spec lists."""
+    if case.spec.nodes == "all" and case.spec.shares is None:
+        return  # the plan has left them out
     best = find_least(one for one in found if one.fits and one.runnable) or chosen
-    together = _together(case, found)
+    together = find_together(case, found)
     slower = chosen if best is not chosen and best.nodes != chosen.nodes else together
     if slower is None or not slower.fits or not set(best.nodes) < set(slower.nodes):
         return
@@ -85,7 +87,7 @@ def _fewer_nodes(case: Case, chosen: Candidate, found: Sequence[Candidate]) -> I
     it = "it is" if len(best.nodes) == 1 else "they are"
     yield Advice(
         text=f"Use {alone}: {it} {gain:.1f} times faster than {name_nodes(slower.nodes)} together",
-        change={"nodes": best.nodes},
+        change={"nodes": name_places(case, best)},
     )
 
 

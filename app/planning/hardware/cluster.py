@@ -14,6 +14,7 @@ from typing import Literal
 
 from agents.contract.layer_plan import STREAMED_SHARE
 from agents.contract.node import Calibration, GpuFacts, GpuSample, NodeFacts, Sample
+from agents.contract.spec import split_place
 from agents.shared.cards import Card, find_card
 from app.planning.hardware.mig import describe_mig
 from app.planning.memory.gpu import GpuMemory, guess_context, guess_reserved
@@ -189,14 +190,40 @@ class Cluster:
         """Return the link between two nodes."""
         return self.links.get(frozenset((first, second)), self.default_link)
 
-    def keep(self, names: Iterable[str]) -> Cluster:
-        """Return the cluster reduced to these nodes."""
-        wanted = set(names)
-        return Cluster(
-            nodes=tuple(node for node in self.nodes if node.name in wanted),
-            links=self.links,
-            default_link=self.default_link,
-        )
+    def keep(self, entries: Iterable[str]) -> Cluster:
+        """Return the cluster reduced to these nodes, or GPUs such as `tower:0`, in their order."""
+        wanted: dict[str, set[str | None]] = {}
+        for name, device in map(split_place, entries):
+            wanted.setdefault(name, set()).add(device)
+        known = {node.name: node for node in self.nodes}
+        nodes = [
+            known[name]
+            if None in devices
+            else replace(
+                known[name], gpus=tuple(gpu for gpu in known[name].gpus if gpu.device in devices)
+            )
+            for name, devices in wanted.items()
+            if name in known
+        ]
+        return replace(self, nodes=tuple(nodes))
+
+    def name_places(self, places: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+        """Return entries of `nodes` for these devices: the PC, or its GPUs if some are left out.
+
+        >>> one = PlannedNode(name="tower", gpus=(PlannedGpu(name="a", device="cuda:0"),
+        ...     PlannedGpu(name="b", device="cuda:1")))
+        >>> Cluster(nodes=(one,)).name_places([("tower", "cuda:1")])
+        ('tower:1',)
+        """
+        used: dict[str, list[str]] = {}
+        for name, device in places:
+            used.setdefault(name, []).append(device)
+        sizes = {node.name: len(node.gpus) for node in self.nodes}
+        found: list[str] = []
+        for name, devices in used.items():
+            is_whole = len(devices) >= sizes.get(name, 0)
+            found += [name] if is_whole else [f"{name}:{one.partition(':')[2]}" for one in devices]
+        return tuple(found)
 
 
 def make_cluster(

@@ -4,36 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, pairwise
 
 from agents.contract.parallel import ParallelMode
 from app.planning.candidate import Candidate, StepParts
 from app.planning.hardware.network import gradient_bytes, hide, ring_s, statistics_s
 from app.planning.memory.forecast import Fit
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
-from app.planning.subsets import choose_subsets
+from app.planning.split import split_rows
+from app.planning.subsets import compute_best, estimate_teams, list_teams
 
 # Bytes of a checkpoint per trained value.
 _STATE_BYTES = {"adamw": 12.0, "adamw_8bit": 6.0, "paged_adamw_8bit": 6.0}
-# Number of subsets of the nodes that are planned in full; the others are only estimated.
-_MAX_SUBSETS = 6
 
 
-def propose_single(case: Case) -> Iterator[Candidate]:
-    """Yield the plan of each node's first GPU alone."""
-    for node in case.cluster.nodes:
-        for worker in case.of((node.name,))[:1]:
-            yield plan_data(case, (worker,), mode="single")
+def propose_single(case: Case, bar_s: float) -> Iterator[Candidate]:
+    """Yield the plan of each GPU alone."""
+    for worker in case.workers:
+        yield plan_data(case, case.team((worker,)), mode="single")
 
 
-def propose_data(case: Case) -> Iterator[Candidate]:
-    """Yield the plans of the best subsets of the nodes, then that of all GPUs."""
-    for names in choose_subsets(case, _MAX_SUBSETS):
-        workers = case.of(names)
-        if 1 < len(workers) < len(case.workers):
-            yield plan_data(case, workers)
-    if len(case.workers) > 1:
-        yield plan_data(case, case.workers)
+def propose_data(case: Case, bar_s: float) -> Iterator[Candidate]:
+    """Yield the plans of the teams that may be the fastest, then that of all GPUs."""
+
+    def rate(worker: Worker, num: int) -> tuple[float, float] | None:
+        # As one GPU alone: a team's micro-batches are never larger, so this bounds its speed.
+        fit = case.fit(worker, 1)
+        if not fit.fits:
+            return None
+        speed = case.speed(worker, fit, 1)
+        return speed, fit.setting.micro_tokens / speed
+
+    if len(case.workers) < 2:
+        return
+    teams = list_teams(case, (worker for worker in case.workers if case.fit(worker, 1).fits))
+    scored = estimate_teams(case, teams, rate)
+    named = [one for one in scored if case.is_demanded(one[1])]
+    found = compute_best(case, named, lambda team: plan_data(case, team))
+    if len(named) < len(scored):
+        found += compute_best(case, scored, lambda team: plan_data(case, team))
+    yield from found
+    if all(len(one.gpus) < len(case.workers) for one in found):
+        yield plan_data(case, case.team(case.workers))
 
 
 def plan_data(case: Case, workers: tuple[Worker, ...], *, mode: ParallelMode = "data") -> Candidate:
@@ -67,20 +78,6 @@ def choose_weights(case: Case, speeds: list[float]) -> list[float]:
     return list(given) if given is not None and len(given) == len(speeds) else speeds
 
 
-def split_rows(num_rows: int, weights: list[float]) -> list[int]:
-    """Return the sequences of a batch for each rank, split as in agents/trainer/parallel/shares.py.
-
-    Cards with 87.9, 58.3 and 43.5 TFLOP/s, and a batch of 24:
-
-    >>> split_rows(24, [87.9, 58.3, 43.5])
-    [11, 7, 6]
-    """
-    scale = num_rows / sum(weights)
-    cuts = [0, *(min(num_rows, round(end * scale)) for end in accumulate(weights))]
-    cuts[-1] = num_rows  # rounding may leave the last cut one short
-    return [stop - start for start, stop in pairwise(cuts)]
-
-
 def exposed_s(
     case: Case, workers: tuple[Worker, ...], fits: list[Fit], busy_s: list[float]
 ) -> float:
@@ -105,6 +102,8 @@ def _last_rows(case: Case, fit: Fit) -> int:
 
 
 def save_s(case: Case, parts: StepParts, workers: tuple[Worker, ...]) -> float:
-    """Return the seconds that checkpoints add to each step; the first rank writes them."""
+    """Return the seconds that checkpoints add to each step; one rank writes them."""
     state = _STATE_BYTES[case.spec.optimizer] * case.work.trained_values
-    return case.checkpoint_s(parts.total_s, state, workers[0])
+    # Each may be the first rank, and the order of PCs is to change nothing.
+    slowest = min(workers, key=lambda worker: worker.rates.to_host_bytes_per_s)
+    return case.checkpoint_s(parts.total_s, state, slowest)

@@ -139,8 +139,31 @@ def stage_memory(
             stages has up to seven and the last has one.
         first_layer: index of the stage's first layer.
     """
-    shape, spec = case.shape, case.spec
     holding = holding or Holding(again=True)
+    in_flight = in_flight or min(num_stages - place, case.spec.batch_sequences)
+    is_first, is_last = place == 0, place == num_stages - 1
+    # With layers of one kind, the number of the first one changes nothing.
+    first_layer = first_layer if len(case.shape.kinds) > 1 else 0
+    key = ("stage", worker.like, num_layers, is_first, is_last, holding, in_flight, first_layer)
+    if key not in case.known:
+        case.known[key] = _stage_memory(
+            case, worker, num_layers, (is_first, is_last), holding, in_flight, first_layer
+        )
+    found: MemoryForecast = case.known[key]
+    return found
+
+
+def _stage_memory(
+    case: Case,
+    worker: Worker,
+    num_layers: int,
+    ends: tuple[bool, bool],
+    holding: Holding,
+    in_flight: int,
+    first_layer: int,
+) -> MemoryForecast:
+    shape, spec = case.shape, case.spec
+    is_first, is_last = ends
     stage = replace(shape, layers=shape.layers[first_layer : first_layer + num_layers])
     whole = estimate_memory(
         stage,
@@ -149,10 +172,8 @@ def stage_memory(
         longest_tokens=case.longest_tokens,
         gpu=worker.memory,
         inputs_stay=not holding.offloads,
-        has_head=place == num_stages - 1,
+        has_head=is_last,
     )
-    in_flight = in_flight or min(num_stages - place, spec.batch_sequences)
-    is_first, is_last = place == 0, place == num_stages - 1
     gone = (0 if is_first else shape.num_embedding) + (0 if is_last else shape.num_head)
     # Tied weights are needed at both ends of the pipeline, so neither end saves them.
     if shape.is_tied and (is_first or is_last):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, permutations
 
 from agents.contract.model_cut import Stage
 from app.planning.candidate import Candidate, GpuPlan, StepParts
@@ -15,14 +16,18 @@ from app.planning.hardware.network import gradient_bytes, ring_s, statistics_s
 from app.planning.memory.forecast import GIB
 from app.planning.memory.gpu import choose_width
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
+from app.planning.split import split_rows
 from app.planning.strategies import pipeline_memory, pipeline_schedule
-from app.planning.strategies.data_parallel import split_rows
 from app.planning.strategies.trained_layers import give_each_stage_one, list_trained_layers
-from app.planning.subsets import fastest_together
+from app.planning.subsets import compute_best, fastest_together, list_teams
 from app.planning.throughput import ModelCost, PlannedPace, arithmetic_share, make_pace
 
 # Parts of a GPU's memory that a pipeline divides among its stages.
 _SPLIT_PARTS = ("weights", "constants", "adapter", "gradients", "optimizer")
+# Number of chains that are computed in full if there are many GPUs.
+_MOST_CHAINS = 4
+# Number of PCs up to which a chain is tried in every order, and of GPUs up to which in several.
+_ALL_ORDERS, _FEW = 3, 6
 # A smaller chain is tried only if its memory exceeds those parts by this factor: activations, the
 # CUDA context and uneven stages need the rest.
 _ROOM_FACTOR = 1.3
@@ -48,25 +53,64 @@ class Chain:
         )
 
 
-def propose_pipeline(case: Case) -> Iterator[Candidate]:
-    """Yield the fastest replicated pipelines, that over all GPUs, and the shortest that may fit."""
-    if refuse_pipeline(case):
+def propose_pipeline(case: Case, bar_s: float) -> Iterator[Candidate]:
+    """Yield the pipelines that may be the fastest, replicated or not, and that over all GPUs."""
+    if refuse_pipeline(case) or len(case.workers) < 2:
         return
+    scored = _bound_teams(case)
+    named = [one for one in scored if case.is_demanded(one[1])]
+    found: list[Candidate] = []
+    for some in (named, scored) if len(named) < len(scored) else (scored,):
+        # Teams that cannot win are left out, but one is always shown.
+        able = [one for one in some if one[0] <= bar_s]
+        found += compute_best(case, able, lambda team: plan_pipeline(case, team), _MOST_CHAINS)
+    if not any(one.fits for one in found):
+        # The shortest chain that may fit shows the price of the mode.
+        for workers in _chains(case):
+            candidate = plan_pipeline(case, workers)
+            if candidate is not None:
+                found.append(candidate)
+    yield from found
+    # Layers are divided in every replica, so its time is bounded like that of one chain.
+    if scored and min(bound_s for bound_s, _ in scored) <= bar_s:
+        yield from _replicate(case)
+
+
+def _replicate(case: Case) -> Iterator[Candidate]:
+    """Yield the fastest plan of several pipelines over all GPUs, if there is one."""
     replicated: list[Candidate] = []
     for num in range(2, len(case.workers)):
-        found = plan_pipelines(case, divide_workers(case.workers, num))
+        several = plan_pipelines(case, divide_workers(case.workers, num))
         # Each replica has fewer GPUs as their number grows: stages soon exceed the memory for good,
         # while a plan that failed for lack of layers may still succeed.
-        if found is not None and not found.fits:
+        if several is not None and not several.fits:
             break
-        if found is not None:
-            replicated.append(found)
+        if several is not None:
+            replicated.append(several)
     if replicated:
         yield min(replicated, key=lambda one: one.step_s)
-    for workers in _chains(case):
-        candidate = plan_pipeline(case, workers)
-        if candidate is not None:
-            yield candidate
+
+
+def _bound_teams(case: Case) -> list[tuple[float, tuple[Worker, ...]]]:
+    """Return teams whose memory may be enough, each with a lower bound of a step, in seconds."""
+    tokens, rows = case.mean_tokens, case.spec.batch_sequences
+    layer_s = {
+        worker.place: _micro_s(stage_pace(case, worker, 1, has_head=False), tokens, again=False)
+        for worker in case.workers
+    }
+    heads_s = [
+        _micro_s(stage_pace(case, worker, 0, has_head=True), tokens, again=False)
+        for worker in case.workers
+    ]
+    most = len(list_trained_layers(case.shape, case.spec))
+    found = []
+    for team in list_teams(case, case.workers):
+        if not 1 < len(team) <= most or not has_room(case, team):
+            continue
+        ideal_s = case.shape.num_layers / sum(1 / layer_s[worker.place] for worker in team)
+        # A chain fills and drains: each stage adds its part to the time of the first micro-batch.
+        found.append(((rows + len(team) - 1) * ideal_s + min(heads_s), team))
+    return sorted(found, key=lambda one: (one[0], len(one[1]), [w.place for w in one[1]]))
 
 
 def refuse_pipeline(case: Case) -> str:
@@ -83,6 +127,8 @@ def refuse_pipeline(case: Case) -> str:
         )
     if refusal := case.spec.refuse_mode("pipeline"):
         return refusal
+    if case.spec.shares is not None and case.spec.parallel == "auto":
+        return "shares gives each GPU a part of every batch, and a stage computes every row"
     trained = list_trained_layers(case.shape, case.spec)
     if len(trained) > 1:
         return ""
@@ -133,9 +179,8 @@ def say_missing_stages(smallest: Case) -> str:
 
 
 def _chains(case: Case) -> Iterator[tuple[Worker, ...]]:
-    yield case.workers
-    for names in fastest_together(case):
-        workers = case.of(names)
+    yield case.team(case.workers)
+    for workers in fastest_together(case):
         if 1 < len(workers) < len(case.workers) and has_room(case, workers, _ROOM_FACTOR):
             yield workers
             return
@@ -164,7 +209,7 @@ def divide_workers(workers: Sequence[Worker], num: int) -> list[tuple[Worker, ..
 
 
 def plan_pipeline(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
-    """Return the plan with one stage on each GPU, in order; None: too few layers or GPUs."""
+    """Return the plan with one stage on each GPU; None: too few layers or GPUs."""
     return plan_pipelines(case, [workers]) if len(workers) > 1 else None
 
 
@@ -189,9 +234,10 @@ def plan_chain(case: Case, workers: tuple[Worker, ...]) -> Chain | None:
     # more memory.
     tried = [
         chain
+        for order in _list_orders(case, workers)
         for holding in pipeline_memory.list_holdings(case)
         for is_deep in (True, False)
-        if (chain := _plan_chain(case, workers, holding=holding, is_deep=is_deep)) is not None
+        if (chain := _plan_chain(case, order, holding=holding, is_deep=is_deep)) is not None
     ]
     if not tried:
         return None
@@ -199,6 +245,39 @@ def plan_chain(case: Case, workers: tuple[Worker, ...]) -> Chain | None:
     if not fitting:
         return tried[-1]
     return min(fitting, key=lambda one: one.time(case.spec.batch_sequences).total_s)
+
+
+def _list_orders(case: Case, workers: tuple[Worker, ...]) -> list[tuple[Worker, ...]]:
+    """Return the orders of the stages that may be the best, without duplicates.
+
+    Early stages hold more micro-batches and the last one holds the head, so the order follows the
+    memory or the speed; over unequal links it follows these, in either direction. GPUs of one PC
+    stay neighbours.
+    """
+    nodes: dict[str, list[Worker]] = {}
+    for worker in sorted(workers, key=lambda one: (one.pace.token_s, one.gpu.device)):
+        nodes.setdefault(worker.node.name, []).append(worker)
+    rooms = {name: max(case.room_bytes(worker) for worker in some) for name, some in nodes.items()}
+    speeds = {name: sum(1 / worker.pace.token_s for worker in some) for name, some in nodes.items()}
+    by_room = sorted(nodes, key=lambda name: (-rooms[name], -speeds[name], name))
+    by_speed = sorted(nodes, key=lambda name: (-speeds[name], -rooms[name], name))
+    orders = [by_room, by_room[::-1], by_speed, by_speed[::-1]]
+    if len(nodes) <= _ALL_ORDERS:
+        orders += map(list, permutations(sorted(nodes)))
+    if not case.orders.is_uniform:
+        path = list(case.orders.path(frozenset(nodes)))
+        orders = [path, path[::-1], *orders]
+    else:
+        orders = [by_room, by_speed, *orders]
+    if len(workers) > _FEW:
+        orders = [order for order in orders if order in (by_room, *orders[:2])]
+    found: dict[tuple[object, ...], tuple[Worker, ...]] = {}
+    for order in orders:
+        for forward in (1, -1) if len(workers) <= _FEW else (1,):
+            some = tuple(worker for name in order for worker in nodes[name][::forward])
+            hops = [case.ring(pair) for pair in pairwise(some)]
+            found.setdefault((*(worker.like for worker in some), *hops), some)
+    return list(found.values())
 
 
 def _plan_chain(
@@ -297,7 +376,7 @@ def _assemble(case: Case, chains: Sequence[Chain]) -> Candidate:
     rows = split_rows(total, [1 / chain.time(total).total_s for chain in chains])
     times = [chain.time(max(1, count)) for chain, count in zip(chains, rows, strict=True)]
     slowest = max(range(len(chains)), key=lambda place: times[place].total_s)
-    order = {id(worker): place for place, worker in enumerate(case.workers)}
+    order = {worker.place: place for place, worker in enumerate(case.workers)}
     # GPUs in the order of the cluster, which is the order of the ranks.
     both = sorted(
         (
@@ -311,7 +390,7 @@ def _assemble(case: Case, chains: Sequence[Chain]) -> Candidate:
                 chain.workers, chain.stages, chain.stages_s, strict=True
             )
         ),
-        key=lambda one: order[id(one[0])],
+        key=lambda one: order[one[0].place],
     )
     workers = tuple(worker for worker, _, _ in both)
     gpus = tuple(stage for _, stage, _ in both)
@@ -352,7 +431,9 @@ def _share_gradients_s(case: Case, chains: Sequence[Chain], gpus: Sequence[GpuPl
         return 0.0
     workers = tuple(worker for chain in chains for worker in chain.workers)
     link, largest = case.ring(workers), max(_layer_share(case, gpu) for gpu in gpus)
-    num_bytes = gradient_bytes(case.shape, case.spec) * largest
+    # Replicas exchange their gradients in full, whatever the run file compresses.
+    plain = replace(case.spec, compression="none")
+    num_bytes = gradient_bytes(case.shape, plain) * largest
     reduce_s = ring_s(num_bytes, link, len(chains)) * case.network_factor
     return reduce_s + statistics_s(link, len(workers))
 

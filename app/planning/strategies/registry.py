@@ -7,13 +7,15 @@ computed and shown, but never chosen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from agents.contract.model_cut import Stage
-from agents.contract.parallel import ParallelMode
+from agents.contract.parallel import PARALLEL, ParallelMode
 from app.planning.candidate import Candidate, GpuPlan
+from app.planning.choice import MARGIN, is_allowed, weigh
 from app.planning.plan_context import Case, Worker
 from app.planning.strategies import pipeline_plan, weight_streaming
 from app.planning.strategies.data_parallel import propose_data, propose_single
@@ -43,8 +45,9 @@ class DividedMode:
 class PlannedMode:
     """Planning of one parallel mode."""
 
-    propose: Callable[[Case], Iterable[Candidate]]
-    """Returns the candidates worth comparing, in any order."""
+    propose: Callable[[Case, float], Iterable[Candidate]]
+    """Returns the candidates worth comparing, in any order, given the seconds of a step that one
+    has to beat to be chosen; the best of the mode is always among them."""
     max_shown: int = 3
     """Maximum number of its candidates that a plan lists."""
     needs_gpu: bool = False
@@ -99,9 +102,14 @@ def propose_candidates(case: Case) -> list[Candidate]:
     if not case.workers:
         return []
     has_cpu = any(worker.gpu.device == "cpu" for worker in case.workers)
-    return [
-        candidate
-        for name, mode in PLANNED_MODES.items()
-        if case.spec.parallel == name or not (mode.needs_gpu and has_cpu)
-        for candidate in mode.propose(case)
-    ]
+    found: list[Candidate] = []
+    for name, mode in PLANNED_MODES.items():
+        if case.spec.parallel != name and mode.needs_gpu and has_cpu:
+            continue
+        bar_s = math.inf
+        if case.spec.parallel == "auto":
+            able = (one for one in found if one.fits and is_allowed(case.spec, case.cluster, one))
+            bar_s = min(map(weigh, able), default=math.inf)
+            bar_s /= (1 + MARGIN) ** PARALLEL[name].num_margins
+        found += mode.propose(case, bar_s)
+    return found

@@ -11,20 +11,21 @@ from app.planning.candidate import Candidate, StepParts
 from app.planning.hardware.network import gather_s, gradient_bytes, hide, ring_s, statistics_s
 from app.planning.memory.forecast import Fit, MemoryForecast, MemorySetting, estimate_memory
 from app.planning.plan_context import SEQUENCES_AT_ONCE, Case, Worker, gpu_plan, make_candidate
-from app.planning.strategies.data_parallel import choose_weights, save_s, split_rows
+from app.planning.split import split_rows
+from app.planning.strategies.data_parallel import choose_weights, save_s
 
 
-def propose_sharded(case: Case) -> Iterator[Candidate]:
+def propose_sharded(case: Case, bar_s: float) -> Iterator[Candidate]:
     """Yield the FSDP2 plan of all GPUs, which shards everything."""
     if len(case.workers) > 1:
-        yield plan_sharded(case, case.workers, stage=3, mode="sharded")
+        yield plan_sharded(case, case.team(case.workers), stage=3, mode="sharded")
 
 
-def propose_deepspeed(case: Case) -> Iterator[Candidate]:
+def propose_deepspeed(case: Case, bar_s: float) -> Iterator[Candidate]:
     """Yield the plans of all GPUs with the three ZeRO stages."""
     if len(case.workers) > 1:
         for stage in (1, 2, 3):
-            yield plan_sharded(case, case.workers, stage=stage, mode="deepspeed")
+            yield plan_sharded(case, case.team(case.workers), stage=stage, mode="deepspeed")
 
 
 def gathering_s(case: Case, candidate: Candidate) -> float:

@@ -20,53 +20,58 @@ from app.planning.candidate import Candidate, GpuPlan, StepParts
 from app.planning.memory.forecast import Fit, MemoryForecast, MemorySetting
 from app.planning.memory.gpu import choose_width
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
-from app.planning.strategies.data_parallel import choose_weights, exposed_s, save_s, split_rows
-from app.planning.subsets import Prospect, fastest_together, rank_subsets
+from app.planning.split import split_rows
+from app.planning.strategies.data_parallel import choose_weights, exposed_s, save_s
+from app.planning.subsets import Team, compute_best, estimate_teams, fastest_together, list_teams
 
 # Minimum number of layers on the GPU: the current one and those being copied.
 _SLOTS = 3
 # Micro-batch sizes to try, in sequences; a slow disk needs many tokens at once.
 _AT_ONCE = (64, 32, 16, 8, 4, 2, 1)
-# Number of subsets of the nodes that are planned in full; the others are only estimated.
-_MAX_SUBSETS = 2
 
 
-def propose_streamed(case: Case) -> Iterator[Candidate]:
-    """Yield the plans of the fastest node alone, of the best subsets, and of all nodes."""
+def propose_streamed(case: Case, bar_s: float) -> Iterator[Candidate]:
+    """Yield the plans of the fastest GPU alone, of the best teams, and of all GPUs."""
     if refuse_streamed(case):
         return
-    together = [case.of(names) for names in fastest_together(case)]
-    some = [case.of(names) for names in _choose_subsets(case)]
-    for workers in dict.fromkeys((together[0], *some, together[-1])):
-        candidate = plan_streamed(case, workers)
-        if candidate is not None:
-            yield candidate
+
+    def rate(worker: Worker, num: int) -> tuple[float, float] | None:
+        stream = _stream(case, worker, num, worker.num_sharing)
+        if not (stream.fit.fits and stream.is_in_ram):
+            return None
+        rows = stream.count_at_once(case)
+        micro_s = sum(stream.seconds(case, rows))
+        return rows * case.mean_tokens / micro_s, micro_s
+
+    teams = [team for team in list_teams(case, case.workers) if not _all_fit(case, team)]
+    scored: list[tuple[float, Team]] = []
+    for team in teams:
+        alone = rate(team[0], 1) if len(team) == 1 else None
+        if alone is not None:
+            scored.append((case.step_tokens / alone[0], team))
+    scored += estimate_teams(case, teams, rate)
+    scored.sort(key=lambda one: (one[0], len(one[1]), [worker.place for worker in one[1]]))
+    named = [one for one in scored if case.is_demanded(one[1])]
+    found: list[Candidate] = []
+    for some in (named, scored) if len(named) < len(scored) else (scored,):
+        # Teams that cannot win are left out, but one is always shown.
+        able = [one for one in some if one[0] <= bar_s] or some[:1]
+        found += compute_best(case, able, lambda team: plan_streamed(case, team))
+    yield from found
+    seen = {frozenset((gpu.node, gpu.device) for gpu in one.gpus) for one in found}
+    for workers in dict.fromkeys((case.team(case.workers), next(fastest_together(case)))):
+        if frozenset(worker.place for worker in workers) not in seen:
+            candidate = plan_streamed(case, workers)
+            if candidate is not None:
+                yield candidate
 
 
-def _choose_subsets(case: Case) -> list[tuple[str, ...]]:
-    """Return the best subsets of the nodes on which streamed layers fit."""
-    # Subsets, since a slow link may cost more than a node gains.
-    streams: dict[tuple[object, ...], _Stream] = {}
-    prospects = []
-    for node in case.cluster.nodes:
-        workers = case.of((node.name,))
-        found = _stream_each(case, workers, len(case.workers), streams)
-        if found and all(one.fit.fits and one.is_in_ram for one in found):
-            prospects.append(_make_prospect(case, node.name, found))
-    return rank_subsets(case, prospects, _MAX_SUBSETS)
-
-
-def _make_prospect(case: Case, name: str, streams: list[_Stream]) -> Prospect:
-    """Return the contribution of a node whose GPUs stream."""
-    rows = [stream.count_at_once(case) for stream in streams]
-    micro_s = [sum(one.seconds(case, num)) for one, num in zip(streams, rows, strict=True)]
-    return Prospect(
-        name=name,
-        tokens_per_s=sum(
-            num * case.mean_tokens / seconds for num, seconds in zip(rows, micro_s, strict=True)
-        ),
-        num_gpus=len(streams),
-        last_s=min(micro_s),
+def _all_fit(case: Case, workers: tuple[Worker, ...]) -> bool:
+    """Return whether streaming only costs time, since all GPUs hold the model."""
+    # A run file may ask for it nevertheless.
+    # Alone first: the search is cached by the number of ranks, and one that fails decides.
+    return case.spec.parallel != "streamed" and all(
+        case.fit(worker, ranks).fits for ranks in (1, len(workers)) for worker in workers
     )
 
 
@@ -74,11 +79,10 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
     """Return the plan that streams frozen layers; None: needless, since all fit, or impossible."""
     if refuse_streamed(case):
         return None
-    # If all GPUs hold the model, streaming only costs time, so the run file has to ask for it.
-    is_wanted = case.spec.parallel == "streamed"
-    if not is_wanted and all(case.fit(worker, len(workers)).fits for worker in workers):
+    if _all_fit(case, workers):
         return None
-    streams = _stream_each(case, workers, len(workers), {})
+    sharing = Counter(worker.node.name for worker in workers)
+    streams = [_stream(case, one, len(workers), sharing[one.node.name]) for one in workers]
     fits = [stream.fit for stream in streams]
     speeds = [stream.tokens_per_s for stream in streams]
     rows = split_rows(case.spec.batch_sequences, choose_weights(case, speeds))
@@ -116,11 +120,14 @@ def screen_streamed(case: Case) -> Callable[[tuple[Worker, ...]], bool]:
     """Return a quick test of whether some GPUs can stream."""
     # A GPU that cannot stream alone cannot do so with others, and a plan over many takes long.
     streaming: dict[tuple[object, ...], bool] = {}
-    for worker in case.workers:
+
+    def may_stream(worker: Worker) -> bool:
         if worker.like not in streaming:
             alone = plan_streamed(case, (worker,))
             streaming[worker.like] = alone is None or alone.fits
-    return lambda workers: all(streaming[worker.like] for worker in workers)
+        return streaming[worker.like]
+
+    return lambda workers: all(may_stream(worker) for worker in workers)
 
 
 def make_streamed_stage(candidate: Candidate, gpu: GpuPlan, rank: int, num_layers: int) -> Stage:
@@ -186,34 +193,21 @@ class _Stream:
         return compute_s, waits * num_passes
 
 
-def _stream_each(
-    case: Case, workers: tuple[Worker, ...], ranks: int, known: dict[tuple[object, ...], _Stream]
-) -> list[_Stream]:
-    """Return the stream of each GPU.
-
-    Args:
-        case: the prepared request.
-        workers: GPUs, with all that a node uses among them.
-        ranks: number of all ranks of the run.
-        known: cache of streams, since each takes a search and equal cards have equal streams.
-    """
-    sharing = Counter(worker.node.name for worker in workers)
-    streams = []
-    for worker in workers:
-        num = sharing[worker.node.name]
-        key = (*worker.like, num)
-        if key not in known:
-            known[key] = _stream(case, worker, ranks, num)
-        streams.append(replace(known[key], worker=worker))
-    return streams
-
-
 def _stream(case: Case, worker: Worker, ranks: int, sharing: int) -> _Stream:
     """Return the fastest stream over several micro-batch sizes, activations kept or recomputed.
 
     `sharing` is the number of GPUs of the node, which share one copy of the layers in RAM.
     """
     rows = max(1, case.spec.batch_sequences // ranks)
+    # Each takes a search, and equal cards have equal streams.
+    key = ("stream", worker.like, rows, ranks > 1, sharing)
+    if key not in case.known:
+        case.known[key] = _search(case, worker, rows, ranks, sharing)
+    known: _Stream = case.known[key]
+    return replace(known, worker=worker)
+
+
+def _search(case: Case, worker: Worker, rows: int, ranks: int, sharing: int) -> _Stream:
     num_layers = case.shape.num_layers
     again = (num_layers,) if case.spec.recompute == "all" else (0, num_layers)
     tried = [
@@ -236,6 +230,16 @@ def _stream(case: Case, worker: Worker, ranks: int, sharing: int) -> _Stream:
 
 def _try(case: Case, worker: Worker, ranks: int, sharing: int, setting: MemorySetting) -> _Stream:
     """Return the stream that keeps as many layers on the GPU as fit with this setting."""
+    key = ("try", worker.like, setting, ranks > 1, sharing)
+    if key not in case.known:
+        case.known[key] = _keep_most(case, worker, ranks, sharing, setting)
+    found: _Stream = case.known[key]
+    return found
+
+
+def _keep_most(
+    case: Case, worker: Worker, ranks: int, sharing: int, setting: MemorySetting
+) -> _Stream:
     room, num_layers = case.room_bytes(worker), case.shape.num_layers
     forecast = case.forecast(worker, setting, ranks)
     # The buffers of the current layers stay on the GPU in any case.

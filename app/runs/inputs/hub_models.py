@@ -10,13 +10,12 @@ from typing import TypeAlias
 
 from agents.contract.hub import HubSnapshot, find_snapshot, read_snapshot
 from agents.contract.requests import hub
-from agents.contract.wire import to_wire
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.library.bundles import Source, make_bundle, safe_name
 from app.library.configs import is_hub_id
 from app.presentation.result_text import say_transfers
 from app.progress import OnMessage, messages
-from app.runs.nodes.local_program import run_program
+from app.runs.inputs.hub_download import download_here
 from app.runs.services import Services
 from app.text import show_list
 
@@ -117,7 +116,8 @@ async def _download(
             report(str(error))
     report(f"this PC downloads {model} from the hub, for all nodes of the run")
     try:
-        await _download_here(services, model, report)
+        wanted = hub.FetchSnapshot(model=model)
+        await download_here(wanted, services.paths.home, _naming("this PC", report))
         return await asyncio.to_thread(read_snapshot, model, os.environ)
     except UserError as error:
         refusals.append(error)
@@ -134,25 +134,6 @@ async def _download(
 
 def _naming(who: str, report: OnMessage) -> OnMessage:
     return lambda text: report(f"{who}: {text}")
-
-
-async def _download_here(services: Services, model: str, report: OnMessage) -> None:
-    """Download a model into the hub's cache on this PC.
-
-    Raises:
-        UserError: it cannot be downloaded.
-    """
-    job = to_wire(hub.FetchSnapshot(model=model))
-    ended = await run_program(
-        "agents.trainer.data.hub_fetch", job, services.paths.home, _naming("this PC", report)
-    )
-    if ended.code == 0:
-        return
-    if ended.failed is None:
-        last = ended.last_error or "it said nothing"
-        raise UserError(f"this PC: the download ended with code {ended.code}: {last}")
-    message = str(ended.failed.get("message", "")).replace("this node", "this PC")
-    raise UserError(f"this PC: {message}", str(ended.failed.get("hint", "")))
 
 
 async def _spread(

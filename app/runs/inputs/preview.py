@@ -12,8 +12,9 @@ import asyncio
 import importlib.util
 import json
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agents.contract.data import DataPreview
 from agents.contract.messages import from_wire, to_wire
@@ -28,10 +29,11 @@ from app.library.data import find_data
 from app.library.models import find_tokenizer
 from app.progress import OnMessage, messages
 from app.provisioning.environment import python_of
-from app.runs.inputs.run_inputs import send
+from app.runs.inputs.run_inputs import find_sources, send
 from app.runs.nodes.local_program import run_program
 from app.runs.preflight import choose_nodes
 from app.runs.services import Services
+from app.text import show_list
 
 Part = Literal["train", "eval"]
 """Data set of a run file."""
@@ -63,29 +65,56 @@ async def preview_data(
     """
     report = progress or (lambda text: None)
     name = spec.data.train if part == "train" else spec.data.eval or ""
-    held_out_from = None if part == "train" else spec.data.train
     spec = await asyncio.to_thread(settle_template, spec)
-    data = await asyncio.to_thread(find_data, name, f"data.{part}", services.hashes)
+    if len(spec.data.list_sources()) > 1 and (part == "train" or spec.data.held_out):
+        name = show_list([source.name for source in spec.data.list_sources()])
+    data = await asyncio.to_thread(_find_all, services, spec, part)
     model = await asyncio.to_thread(find_tokenizer, spec.model, services.hashes, services.models)
-    if node is None and model.root is not None and _can_run_here():
-        job = PreviewJob(
-            python=sys.executable,
-            spec=spec,
-            model_path=model.root,
-            train_path=data.value,
-            held_out_from=held_out_from,
-            whole=whole,
-        )
+    job = PreviewJob(
+        python=sys.executable,
+        spec=spec,
+        model_path=model.root or "",
+        train_path=data.train.value,
+        more_paths=tuple(source.value for source in data.more),
+        eval_path=data.eval.value if data.eval is not None else None,
+        held_out=part == "eval" and spec.data.held_out is not None,
+        held_out_from=spec.data.train if part == "eval" and not spec.data.held_out else None,
+        whole=whole,
+    )
+    if node is None and model.root is not None and can_run_here():
         report(f"reading {name} on this PC")
-        return await _run_here(job, services.paths.home, report)
+        return await run_here(job, services.paths.home, report)
     chosen, python = await _choose_node(services, spec, node)
     report(f"reading {name} on {chosen}")
-    return await _run_there(
-        services, chosen, python, spec, model, data, held_out_from, whole, report
+    return await _run_there(services, chosen, replace(job, python=python), model, data, report)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Data:
+    train: Source
+    more: tuple[Source, ...] = ()
+    eval: Source | None = None
+
+
+def _find_all(services: Services, spec: RunSpec, part: Part) -> _Data:
+    """Return the data that a preview of this part reads."""
+    data, evaluation = spec.data, spec.data.eval_path
+    # Rows of any meaning are shown, together with what a run would say of them.
+    if part == "eval" and data.held_out is None:
+        return _Data(train=find_data(evaluation or "", "data.eval", services.hashes))
+
+    def find(name: str, key: str, **options: Any) -> Source:
+        return find_data(name, key, services.hashes, **{**options, "data": None})
+
+    train, *more = find_sources(data, find)
+    # Copies of its rows are not trained.
+    other = evaluation if data.deduplicate != "off" else None
+    return _Data(
+        train=train, more=tuple(more), eval=find(other, "data.eval") if other is not None else None
     )
 
 
-def _can_run_here() -> bool:
+def can_run_here() -> bool:
     # Looked up, not imported: importing transformers takes seconds.
     return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
 
@@ -106,29 +135,29 @@ async def _choose_node(services: Services, spec: RunSpec, named: str | None) -> 
     raise problem or UserError("there are no nodes yet", "Add one: rackless nodes add")
 
 
-async def _run_there(  # noqa: PLR0913 - the parts of one job
-    services: Services,
-    node: str,
-    python: str,
-    spec: RunSpec,
-    model: Source,
-    data: Source,
-    held_out_from: str | None,
-    whole: bool,
-    report: OnMessage,
+async def _run_there(
+    services: Services, node: str, job: PreviewJob, model: Source, data: _Data, report: OnMessage
 ) -> DataPreview:
-    job = PreviewJob(
-        python=python,
-        spec=spec,
+    job = replace(
+        job,
         model_path=await send(services, node, model, report, "the model's files", is_model=True),
-        train_path=await send(services, node, data, report, "the data"),
-        held_out_from=held_out_from,
-        whole=whole,
+        train_path=await send(services, node, data.train, report, "the data"),
+        more_paths=tuple(
+            [await send(services, node, source, report, "the data") for source in data.more]
+        ),
     )
+    if data.eval is not None:
+        path = await send(services, node, data.eval, report, "the evaluation data")
+        job = replace(job, eval_path=path)
     return await services.pool.agent(node).ask(job, messages(report))
 
 
-async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPreview:
+async def run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPreview:
+    """Perform a job on this PC, in a process of its own.
+
+    Raises:
+        UserError: the data is unusable, or takes too much memory.
+    """
     ended = await run_program("agents.trainer.data.preview", to_wire(job), home, report)
     if ended.code == 0:
         return from_wire(DataPreview, json.loads(ended.report))

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from agents.contract.messages import from_wire
 from agents.contract.requests.models import InspectModel
 from agents.contract.requests.runs import CompareBundle
 from agents.contract.shares import SharedPlace
-from agents.contract.spec import RunSpec
+from agents.contract.spec import DataSpec, RunSpec
 from agents.shared.models.code_references import without_code
 from app.errors import BadAnswer, NodeUnreachable, UserError
 from app.library.bundles import Source
@@ -50,11 +50,19 @@ class Inputs:
     model: Source
     train: Source
     eval: Source | None = None
+    more: tuple[Source, ...] = ()
+    """Further sources of training data."""
 
     def named(self) -> dict[str, Source]:
         """Return the sources by their names in a sentence."""
         found = {MODEL: self.model, TRAIN: self.train}
+        found |= {name_source(place): one for place, one in enumerate(self.more, start=2)}
         return found if self.eval is None else {**found, EVAL: self.eval}
+
+
+def name_source(number: int) -> str:
+    """Return the name of a source of training data in a sentence; the first one is 1."""
+    return TRAIN if number == 1 else f"{TRAIN} ({number})"
 
 
 def find_inputs(services: Services, spec: RunSpec) -> Inputs:
@@ -67,19 +75,63 @@ def find_inputs(services: Services, spec: RunSpec) -> Inputs:
     from agents.shared.models.fit import find_beyond
     from app.library.data import find_data
 
-    evaluation = spec.data.eval
-    require_answer(filter(None, (spec.model, spec.data.train, evaluation)))
+    evaluation = spec.data.eval_path
+    require_answer((spec.model, *spec.data.list_names()))
     # The model first: its check takes milliseconds, reading the data may take minutes.
     require_model(services, spec)
     folder = find_folder(spec.model)
     beyond = find_beyond(services.models.inspect(folder)) if folder is not None else ()
     beyond = tuple(token for token in beyond if token not in spec.data.new_tokens)
-    find = partial(find_data, hashes=services.hashes, data=spec.data, beyond=beyond)
+    find = partial(find_data, hashes=services.hashes, beyond=beyond)
+    train, *more = find_sources(spec.data, find)
     return Inputs(
-        train=find(spec.data.train, "data.train"),
-        eval=find(evaluation, "data.eval") if evaluation else None,
+        train=train,
+        more=tuple(more),
+        eval=find(evaluation, "data.eval", data=spec.data) if evaluation else None,
         model=find_model(spec.model, services.hashes, services.models, spec),
     )
+
+
+def find_sources(data: DataSpec, find: Callable[..., Source]) -> tuple[Source, ...]:
+    """Return the sources of training data, checked.
+
+    Args:
+        data: settings of the data.
+        find: `find_data` with its stores.
+
+    Raises:
+        UserError: one of them is missing or broken, two are the same file, or more rows are to be
+            held out than there are.
+    """
+    found: list[Source] = []
+    counts: list[int | None] = []
+    seen: dict[tuple[Path, str | None], str] = {}
+    for source in data.list_sources():
+        # Links and relative paths may lead to the same file.
+        real = Path(source.path).expanduser().resolve()
+        if (first := seen.setdefault((real, source.split), source.path)) != source.path:
+            raise UserError(
+                f"{first} and {source.path} are the same data",
+                "Name it once, and let its rows count more often by weight.",
+            )
+        settings = data.for_source(source)
+        found.append(
+            find(source.path, "data.train", data=settings, split=source.split, counts=counts)
+        )
+    limits = [source.max_rows for source in data.list_sources()]
+    known = [
+        count if most is None or count is None else min(count, most)
+        for count, most in zip(counts, limits, strict=True)
+    ]
+    num_rows = sum(count for count in known if count is not None)
+    wanted = data.held_out.count(num_rows) if data.held_out is not None else 0
+    if None not in known and wanted >= num_rows:
+        raise UserError(
+            f"{wanted:,} rows are to be held out for evaluation, but the training data has only "
+            f"{num_rows:,}",
+            "Hold out fewer rows, or give a file for evaluation.",
+        )
+    return tuple(found)
 
 
 def known_model(services: Services, spec: RunSpec) -> ModelFolder | None:
@@ -137,6 +189,7 @@ class NodeInputs:
     model: str
     train: str
     eval: str | None
+    more: tuple[str, ...] = ()
     has_parts: bool = False
     """True if the node has only the files of its layers."""
     shared: tuple[SharedPlace, ...] = ()
@@ -268,6 +321,7 @@ async def _send_to(
         model=paths[MODEL],
         train=paths[TRAIN],
         eval=paths.get(EVAL),
+        more=tuple(paths[name_source(place + 2)] for place in range(len(inputs.more))),
         shared=tuple(used.values()),
     )
 

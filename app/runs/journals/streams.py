@@ -17,11 +17,14 @@ from app.runs.nodes.node_pool import NodeAgent, NodePool
 # Time for another process to write its bytes before they are requested again.
 _GAP_PAUSE_S = 0.05
 Written = Callable[[str, int, bytes], None]
-"""Callback with the stream, the offset and the new bytes."""
+"""Callback with a stream, an offset and the bytes there, which may have been mirrored before."""
 
 
 def store_chunk(mirror: Mirror, chunk: StreamChunk, written: Written | None = None) -> int:
     """Append the new bytes of a chunk; return their number.
+
+    All of its bytes are reported, since another process that watches the run may have stored them:
+    the mirror grows for both, but each learns of it only here.
 
     Raises:
         MirrorGap: bytes before the chunk are missing.
@@ -33,9 +36,8 @@ def store_chunk(mirror: Mirror, chunk: StreamChunk, written: Written | None = No
     except WireError as error:
         raise BadAnswer(str(error), "Nothing of it was used") from error
     num_new = mirror.append(chunk.stream, chunk.offset, data, chunk.dropped_bytes)
-    # Another process may have appended the first part: report only the bytes of this one.
-    if num_new and written is not None:
-        written(chunk.stream, chunk.offset + len(data) - num_new, data[len(data) - num_new :])
+    if data and written is not None:
+        written(chunk.stream, chunk.offset, data)
     return num_new
 
 

@@ -127,6 +127,7 @@ class BackgroundTasks:
                 if time.monotonic() - checked_s > INTACT_POLL_S:
                     checked_s = time.monotonic()
                     await asyncio.to_thread(self._database.require_intact)
+                self._services.runs.follow_events()
                 newest = self._database.version_of_data()
                 if version is not None and newest != version:
                     self._services.runs.publish_changed()

@@ -40,7 +40,7 @@ from app.provisioning.checks.variables import (
 )
 from app.provisioning.torch_build import advise_one_build, tried_builds
 from app.runs import preflight
-from app.runs.inputs import run_inputs
+from app.runs.inputs import left_out, run_inputs
 from app.runs.inputs.shared_inputs import record_places
 from app.runs.lifecycle.confirmation import CONFIRM_S, confirm_launch, keeping_launch_alive
 from app.runs.lifecycle.election import plan_election
@@ -72,6 +72,8 @@ async def start_run(
     spec: RunSpec,
     announced: OnMessage = lambda line: None,
     report: OnMessage = lambda line: None,
+    *,
+    accept_left_out: bool = False,
 ) -> str:
     """Launch a new run and return its id.
 
@@ -80,6 +82,7 @@ async def start_run(
         spec: run to start.
         announced: callback with the id after all checks, before anything is sent.
         report: callback with a sentence on each stage.
+        accept_left_out: start also without many of the rows.
 
     Raises:
         UserError: it cannot be started. Before the id is announced, or if another run took a node
@@ -93,11 +96,14 @@ async def start_run(
     report(f"checking {show_list(nodes)}")
     plan = await preflight.plan_launch(services, spec, nodes)
     await run_inputs.require_models_there(services, spec, inputs, plan.nodes)
-    spec, plan = await preflight.leave_out_misfits(
-        services, spec, await preflight.add_forecast(services, spec, plan)
-    )
+    _report_plan(plan, report)
+    if spec.nodes == "all" and plan.forecast.nodes:
+        # Named, so that a resume keeps the choice and no other node joins later.
+        spec = replace(spec, nodes=plan.forecast.nodes)
     for text in _advise(services, spec, plan):
         report(text)
+    counts = await left_out.count_before_sending(services, spec, inputs, plan, report)
+    left_out.settle_losses(counts, report, accepts=accept_left_out)
     run = RunRecord(
         run_id=make_run_id(),
         name=spec.name,
@@ -145,6 +151,16 @@ async def start_run(
     # After the launch claim, whose lock is a file in that folder.
     services.remove_folder(run.run_id)
     raise rival
+
+
+def _report_plan(plan: preflight.LaunchPlan, report: OnMessage) -> None:
+    if plan.away:
+        verb = "takes" if len(plan.away) == 1 else "take"
+        report(f"{show_list(plan.away)} cannot be reached and {verb} no part")
+    if plan.forecast.plan_id:
+        report(f"starting plan {plan.forecast.plan_id}")
+    if plan.forecast.changed:
+        report(plan.forecast.changed)
 
 
 async def launch(
@@ -295,11 +311,12 @@ def record_intent(
 
 def _store_forecast(services: Services, run: RunRecord, found: LaunchForecast) -> None:
     """Store the forecast of this attempt, to compare it with the measured speed."""
-    # A start uses every node that the run file allows; an event says if fewer would be faster.
     if found.forecast is not None:
         services.planning.save_forecast(run.run_id, run.attempt, to_wire(found.forecast))
     for text in found.advice:
         services.runs.add_event(run.run_id, "advice", f"nodes: {text}")
+    if found.changed:
+        services.runs.add_event(run.run_id, "advice", f"plan: {found.changed}")
 
 
 def _intent(
@@ -325,6 +342,7 @@ def _intent(
         interface=plan.endpoints[node].interface,
         model_path=inputs.model,
         train_path=inputs.train,
+        more_paths=inputs.more,
         eval_path=inputs.eval,
         shared=inputs.shared,
         resume_step=resume_step,

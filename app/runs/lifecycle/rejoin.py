@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agents.contract.requests.node import ReadFacts
+from agents.contract.spec import list_named
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.runs.inputs.run_inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.losses import per_hour
 from app.runs.nodes.attempt_status import stop_parts
-from app.runs.placement import place_ranks
+from app.runs.placement import keep_listed, place_ranks
 from app.runs.preflight import LaunchPlan, add_forecast, find_fit
 from app.runs.rejoin import REJOIN, STEADY_S, find_absent, find_end_of_pause, is_worthwhile
 from app.runs.services import Services
@@ -134,7 +135,7 @@ async def _stop_for(services: Services, run: RunRecord, nodes: Sequence[str]) ->
 
 async def _plan_with(services: Services, run: RunRecord, nodes: Sequence[str]) -> LaunchPlan | None:
     """Return the plan of the run with `nodes`, or None; the resume will report the reason."""
-    order = services.pool.names() if run.spec.nodes == "all" else run.spec.nodes
+    order = services.pool.names() if run.spec.nodes == "all" else list_named(run.spec.nodes)
     every = [node for node in order if node in (*run.nodes, *nodes)]
     try:
         answers = await asyncio.gather(
@@ -142,7 +143,8 @@ async def _plan_with(services: Services, run: RunRecord, nodes: Sequence[str]) -
         )
         facts = dict(zip(every, answers, strict=True))
         # Not `plan_launch`, which refuses the busy nodes of a training run.
-        plan = LaunchPlan(ranks=place_ranks(facts), endpoints={}, pythons={}, facts=facts)
+        ranks = keep_listed(place_ranks(facts), run.spec.nodes)
+        plan = LaunchPlan(ranks=ranks, endpoints={}, pythons={}, facts=facts)
         return await add_forecast(services, replace(run.spec, shares=None), plan)
     except UserError:
         return None

@@ -18,7 +18,7 @@ from agents.contract.election import is_majority
 from agents.contract.requests.attempts import ListAttempts
 from agents.contract.requests.runs import RaiseFence
 from agents.contract.run import AttemptStatus
-from agents.contract.spec import Parallel, RunSpec
+from agents.contract.spec import Parallel, RunSpec, list_named, split_place
 from app.errors import NodeUnreachable, RunStopped, UsageError, UserError
 from app.events import RESUMABLE_STATES
 from app.progress import OnMessage
@@ -278,12 +278,15 @@ async def _plan(
     services: Services, run: RunRecord, spec: RunSpec, team: _Team
 ) -> preflight.LaunchPlan:
     """Return the plan of the next attempt with its forecast."""
-    # Shares belong to ranks by position, and other nodes may have another number of ranks: plan
-    # without shares, and keep them only if the count still fits.
-    plan = await preflight.plan_launch(services, replace(spec, shares=None), team.nodes, run.run_id)
+    # Nodes that answer keep their listed GPUs; a node that joins brings all of its own.
+    listed = () if spec.nodes == "all" else spec.nodes
+    kept = [entry for entry in listed if split_place(entry)[0] in team.nodes]
+    others = [node for node in team.nodes if node not in list_named(kept)]
+    asked = replace(spec, nodes=(*kept, *others))
+    plan = await preflight.plan_launch(services, asked, team.nodes, run.run_id)
     if team.is_shared:
         require_majority(run, plan.nodes)
-    return await preflight.add_forecast(services, _keep_shares(spec, plan), plan)
+    return plan
 
 
 def _keep_shares(spec: RunSpec, plan: preflight.LaunchPlan) -> RunSpec:
@@ -403,7 +406,7 @@ async def _choose_automatically(
     if not joining:
         return await _require_any(services, run, nodes)
     # In the order of the first start, which decides the ranks.
-    order = services.pool.names() if run.spec.nodes == "all" else run.spec.nodes
+    order = services.pool.names() if run.spec.nodes == "all" else list_named(run.spec.nodes)
     return tuple(node for node in order if node in (*nodes, *joining))
 
 

@@ -233,6 +233,9 @@ async def _wait_for_exports(services: Services, run_id: str, report: OnMessage) 
     deadline_s = time.monotonic() + EXPORT_S
     while (exports := list_exports(services, run_id)) and time.monotonic() < deadline_s:
         report(f"waiting for an export of the run by {exports[0]} to end")
+        # A suspended one cannot see the stop, and its node would go on working.
+        for holder in exports:
+            holder.wake()
         await asyncio.sleep(POLL_INTERVAL_S)
     for holder in exports:
         text = (

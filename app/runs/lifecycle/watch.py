@@ -91,7 +91,9 @@ class RunWatch:
     async def _publish_news(self) -> None:
         saved_s = time.monotonic()
         while True:
-            await self._news.wait()
+            # Another process may have stored bytes that no longer arrive here.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), JUDGE_INTERVAL_S)
             # Cleared before reading, so that bytes that arrive during it set the event again.
             self._news.clear()
             self._services.runs.refresh(self._run_id)

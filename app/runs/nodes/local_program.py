@@ -62,7 +62,8 @@ async def run_program(module: str, job: dict[str, Any], home: Path, report: OnMe
         )
 
 
-def _environ(home: Path) -> dict[str, str]:
+def program_environ(home: Path) -> dict[str, str]:
+    """Return the environment of a program of the training environment on this PC."""
     # Absolute, since the program works in another folder.
     place = {"RACKLESS_AGENT_HOME": str(home.absolute())}
     return {**python_environ(environ_with_token(home), *same_source()), **place}
@@ -78,7 +79,7 @@ async def _started(
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "agents.program", module),
             *(str(folder / "job.json"), str(folder / "report.json")),
-            env=await asyncio.to_thread(_environ, home),
+            env=await asyncio.to_thread(program_environ, home),
             cwd=folder,
             # asyncio's default limit of 64 KiB per line would break the loop over a longer one.
             limit=1 << 20,

@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,8 +115,9 @@ class Nodes:
         python.write_text(f"#!{sys.executable}\n{FAKE_RANK.read_text()}")
         python.chmod(0o755)
         addresses = {name: self.address(name) for name in self.names}
+        ports: deque[socket.socket] = deque()
         plan = ElectionPlan(
-            ports={name: choose_port(address) for name, address in addresses.items()},
+            ports={name: choose_port(address, ports) for name, address in addresses.items()},
             patience_s=self.patience_s,
             per_hour=6,
             **self.plan,
@@ -132,7 +135,7 @@ class Nodes:
                 for rank, name in enumerate(self.names)
             ),
             master_address=addresses[self.names[0]],
-            master_port=choose_port(addresses[self.names[0]]),
+            master_port=choose_port(addresses[self.names[0]], ports),
             address="",
             interface="lo",
             credential=self.credential,

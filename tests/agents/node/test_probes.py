@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,19 +24,68 @@ from agents.node.probes import (
     probe_link,
     read_greeting,
 )
+from agents.rendezvous.interfaces import hold_port
 
 GREETING = make_greeting()
+ROOT = Path(__file__).parents[3]
 
 
-def test_chosen_port_is_free() -> None:
-    port = choose_port("127.0.0.1")
+Held = deque[socket.socket]
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    held = Held()
+    yield held
+    for one in held:
+        one.close()
+
+
+def test_chosen_port_is_free(held: Held) -> None:
+    port = choose_port("127.0.0.1", held)
     with socket.create_server(("127.0.0.1", port)):
         pass
 
 
+def test_a_chosen_port_is_neither_chosen_again_nor_given_to_a_connection() -> None:
+    """Of few free ports, rank 0 and the recovery of a node once got the same one."""
+    code = """
+import socket
+from collections import deque
+from pathlib import Path
+from agents.node.probes import choose_port
+from agents.rendezvous.interfaces import hold_port
+Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("41000 41031")
+HERE = "127.0.0.1"
+first, second = deque(), deque()  # of two processes
+chosen = {choose_port(HERE, held) for held in (first, second) for _ in range(8)}
+assert len(chosen) == 16, chosen
+server = socket.create_server((HERE, 50000), backlog=64)
+calls = []
+for _ in range(10):
+    calls.append(socket.create_connection((HERE, 50000)))
+assert not chosen & {call.getsockname()[1] for call in calls}
+ranks = [socket.create_server((HERE, port)) for port in chosen]
+held = hold_port(HERE, 50001)
+socket.create_server((HERE, 50001))
+"""
+    python = [sys.executable, "-c", f"import os\nos.system('ip link set lo up')\n{code}"]
+    ran = subprocess.run(
+        ["unshare", "--net", *python], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    if "unshare failed" in ran.stderr:
+        pytest.skip(f"needs network namespaces: {ran.stderr}")
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_port_that_listens_cannot_be_held() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(OSError, match="in use"):
+        hold_port("127.0.0.1", server.getsockname()[1])
+
+
 def test_address_of_another_pc_is_refused() -> None:
     with pytest.raises(ExpectedError) as caught:
-        choose_port("203.0.113.7")
+        choose_port("203.0.113.7", Held())
     assert "cannot listen on 203.0.113.7: it is not one of this node's addresses" in (
         caught.value.message
     )
@@ -40,14 +93,14 @@ def test_address_of_another_pc_is_refused() -> None:
 
 @pytest.mark.parametrize("address", ["", "localhost", "999.1.1.1", "a" * 300, "1.2.3.4\0"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    for ask in (lambda: choose_port(address), lambda: probe_link(address, 80, GREETING, 0)):
+    for ask in (lambda: choose_port(address, Held()), lambda: probe_link(address, 80, GREETING, 0)):
         with pytest.raises(ExpectedError, match="is not an IP address"):
             ask()
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "::ffff:0.0.0.0", "224.0.0.1", "ff02::1"])
 def test_every_interface_at_once_is_refused(address: str) -> None:
-    for ask in (lambda: choose_port(address), lambda: open_listener(address)):
+    for ask in (lambda: choose_port(address, Held()), lambda: open_listener(address)):
         with pytest.raises(ExpectedError, match="stands for more than one interface"):
             ask()
 

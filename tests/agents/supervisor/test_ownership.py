@@ -11,7 +11,11 @@ import time
 import pytest
 
 from agents.contract.run_layout import SUPERVISOR_JOURNAL
+from agents.errors import ExpectedError
 from agents.state import agent_command, archive_path, identity_from, read_json, write_json
+from agents.supervisor import ownership
+from agents.supervisor import stop as stop_module
+from agents.supervisor import sweep as sweep_module
 from agents.supervisor.attempt import AttemptFolder, is_over, read_journal, read_status
 from agents.supervisor.fence import raise_fence
 from agents.supervisor.leases import find_holder
@@ -234,6 +238,28 @@ def test_what_is_left_long_after_a_recorded_end_is_ended(node: Node) -> None:
     os.utime(attempt.file("exit.json"), (old_s, old_s))
     assert [tag.text for tag in end_strays(node.home)] == ["run-1.1"]
     assert left.wait(5) == -signal.SIGKILL
+
+
+def test_nothing_waits_again_for_what_no_signal_ends(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of the attempts took ten seconds each time, and so did a stop and a recovery."""
+    attempt = node.launch("finish")
+    node.wait_end(attempt)
+    old_s = time.time() - 60
+    os.utime(attempt.file("exit.json"), (old_s, old_s))
+    left = subprocess.Popen(["sleep", "600"], env=attempt.tag.environ())
+    monkeypatch.setattr(sweep_module, "send_signal", lambda *about: None)  # as one in the kernel
+    monkeypatch.setattr(sweep_module, "SETTLE_S", 600.0)
+    for module in (ownership, stop_module):
+        monkeypatch.setattr(module, "LEFT_SETTLE_S", 0.0)
+    try:
+        assert end_strays(node.home) == []
+        with pytest.raises(ExpectedError, match="cannot be killed"):
+            stop(attempt, 0.0)
+    finally:
+        left.kill()
+        left.wait()
 
 
 @pytest.mark.parametrize("folder", [None, "", "1", "/1", "runs/1"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import os
 import shutil
 import threading
 import time
@@ -16,7 +18,8 @@ from agents.errors import ExpectedError
 from agents.shared.files import logcap
 from agents.state import Home, identify, write_json
 from agents.supervisor import streams
-from agents.supervisor.attempt import AttemptFolder
+from agents.supervisor.attempt import AttemptFolder, read_journal
+from agents.supervisor.journal import AttemptJournal
 from agents.supervisor.streams import follow, list_streams, read_chunk
 
 
@@ -184,6 +187,7 @@ def test_cut_stream_is_an_error(attempt: AttemptFolder) -> None:
     follower = Follower(attempt)
     follower.wait("rank-0.log", 10)
     attempt.file("rank-0.log").write_bytes(b"0")
+    end(attempt)  # the other streams come first
     follower.join()
     assert follower.error is not None
     assert "has 1 bytes, fewer than the 10 already read" in follower.error.message
@@ -197,3 +201,43 @@ def test_vanished_folder_is_an_error(attempt: AttemptFolder) -> None:
     follower.join()
     assert follower.error is not None
     assert "The folder of attempt 1 of run run-1 is not there" in follower.error.message
+
+
+def cut(path: Path, num_bytes: int) -> None:
+    """Cut the end of a file, as a PC that loses its power does."""
+    os.truncate(path, path.stat().st_size - num_bytes)
+
+
+def test_a_stream_that_was_cut_holds_up_no_other(attempt: AttemptFolder) -> None:
+    """All streams of a node stood still, so that the end of its rank was never told."""
+    attempt.file("rank-0.jsonl").write_bytes(b'{"kind":"step"}\n')
+    size = attempt.file("rank-0.jsonl").stat().st_size
+    cut(attempt.file("rank-0.jsonl"), 5)
+    follower = Follower(attempt, {"rank-0.jsonl": size})
+    attempt.file("supervisor.jsonl").write_bytes(b'{"kind":"rank_exited"}\n')
+    follower.wait("supervisor.jsonl", 23)
+    end(attempt)
+    follower.join()
+    assert follower.data == {"supervisor.jsonl": b'{"kind":"rank_exited"}\n'}
+    assert "it was truncated" in str(follower.error)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 20, 2000])
+def test_a_line_after_a_cut_one_arrives_whole(attempt: AttemptFolder, num_bytes: int) -> None:
+    path = attempt.file("supervisor.jsonl")
+    for _ in range(60):
+        AttemptJournal(path).write("rank_started", rank=0)
+    mirror = path.read_bytes()
+    cut(path, num_bytes)
+    AttemptJournal(path).write("rank_exited", rank=0)
+    AttemptJournal(path).write("ended", state="failed")
+    assert [line["kind"] for line in read_journal(path)][-2:] == ["rank_exited", "ended"]
+    follower = Follower(attempt, {"supervisor.jsonl": len(mirror)})
+    follower.wait("supervisor.jsonl", path.stat().st_size - len(mirror))
+    end(attempt)
+    follower.join()
+    lines = (mirror + follower.data["supervisor.jsonl"]).split()
+    assert [json.loads(line)["kind"] for line in lines if b"rank_started" not in line] == [
+        "rank_exited",
+        "ended",
+    ]

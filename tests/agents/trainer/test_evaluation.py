@@ -22,6 +22,7 @@ class Rows:
 
     num_tokens = np.arange(10, 20, dtype=np.int32)
     weights = np.arange(9, 19, dtype=np.int32)
+    parts = (10,)
 
     def __len__(self):
         return 10

@@ -43,11 +43,11 @@ def in_order(rows: list[dict[str, Any]], seed: int) -> Any:
     """The rows of every step, one after the other."""
     from datasets import Dataset
 
-    from agents.trainer.data.order import choose_rows
+    from agents.trainer.data.order import DataOrder
 
     chosen = []
     for step in range(1, NUM_STEPS + 1):
-        chosen += choose_rows(seed=seed, step=step, batch=BATCH, num_rows=len(rows))
+        chosen += DataOrder(seed, (len(rows),), (len(rows),)).choose(step=step, batch=BATCH)
     return Dataset.from_list([rows[place] for place in chosen])
 
 

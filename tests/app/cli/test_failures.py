@@ -340,7 +340,14 @@ def test_a_run_that_is_not_ours_is_adopted_after_a_yes_that_names_its_files(
         files=files,
     )
     core = FakeCore(found=(found,), run_map={"r-9": make_run("r-9", "diary", "running")})
-    assert "/home/me/diary.txt" in ask(core, "runs found", capsys)
+    listed = ask(core, "runs found", capsys)
+    assert "/home/me/diary.txt" in listed
+    assert "runs stop" in listed
+    core.found = (replace(found, state="done", is_active=False),)
+    listed = ask(core, "runs found", capsys)
+    assert "runs stop" not in listed
+    assert "runs take-over" not in listed
+    core.found = (found,)
     for command in ("adopt", "take-over"):
         with pytest.raises(UserError, match=r"/home/me/diary\.txt and me/model"):
             ask(core, f"runs {command} r-9", capsys)

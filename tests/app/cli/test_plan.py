@@ -13,10 +13,11 @@ from agents.contract.spec import RunSpec
 from app.cli import runs
 from app.cli.kit.output import Output
 from app.cli.main import build_parser
-from app.cli.plan import plan_document, print_plan
+from app.cli.plan import _plan, plan_document, print_plan
 from app.planning.candidate import Plan
 from app.presentation import plan_text
 from app.text import DASH
+from tests.fakes.cluster import make_preview
 from tests.fakes.core import SPEC, FakeCore, make_run
 from tests.fakes.plans import (
     make_comparison,
@@ -133,3 +134,25 @@ def test_stages_of_a_divided_model_are_listed_in_a_plan_and_for_a_run(
     assert "beta cuda:1: RTX 3090" in shown
     assert "layers 29 to 50 of 80, 4 in flight" in shown
     assert "planned: bubble 7 % of a step" in shown
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "words", "code", "said"),
+    [
+        (400, [], 0, "of the 400 rows of chats.jsonl, 1 is left out (0 %)"),
+        (3, [], 1, "A start asks about this loss: --accept-left-out accepts it."),
+        (3, ["--accept-left-out"], 0, "of the 3 rows of chats.jsonl, 1 is left out (33 %)"),
+    ],
+)
+def test_a_plan_says_how_many_rows_are_left_out(
+    num_rows: int, words: list[str], code: int, said: str
+) -> None:
+    core = FakeCore(count_answer=make_preview(num_rows=num_rows))
+    args = build_parser().parse_args(["plan", "run.yaml", *words])
+    out = io.StringIO()
+    assert asyncio.run(_plan(core, args, Output(as_json=False, out=out))) == code
+    assert said in out.getvalue()
+    out = io.StringIO()
+    asyncio.run(_plan(core, args, Output(as_json=True, out=out)))
+    (count,) = json.loads(out.getvalue())["left_out"]
+    assert (count["found"]["num_rows"], count["found"]["num_skipped"]) == (num_rows, 1)

@@ -1,14 +1,24 @@
 """The New run dialog's logic, as data: what each answer gives."""
 
 import dataclasses
+import json
 from dataclasses import fields, replace
 
 import pytest
 
+from agents.contract.data import SourceSpec
 from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec, run_keys
 from app.events import NodeSnapshot
-from app.flows.new_run import list_questions, plan_spec, preview_spec, review, take_advice
+from app.flows.new_run import (
+    list_questions,
+    name_paths,
+    plan_spec,
+    preview_spec,
+    review,
+    take_advice,
+)
 from app.flows.new_run_answers import (
+    proposed_answers,
     take_up,
     to_answers,
     to_draft,
@@ -231,6 +241,13 @@ OTHER = {
         chat_template="chatml",
         template_options=("enable_thinking=false",),
         new_tokens=("<a>", "<b>"),
+        sources=(
+            SourceSpec(path="a", weight=0.5),
+            SourceSpec(path="c", format="auto", columns=("text=t",), max_rows=5, split="test"),
+        ),
+        shuffle=False,
+        deduplicate="exact",
+        reasoning="drop",
     ),
     "objective": "dpo",
     "dpo_beta": 0.01,
@@ -443,3 +460,54 @@ def test_a_draft_holds_what_was_typed_and_comes_back():
     draft = to_draft(typed, USUAL)
     assert draft == {"model": "m", "data.train": "t.jsonl", "adapter.rank": "x"}
     assert take_up(draft | {"gone": "1", "seed": 3}, USUAL) == typed
+
+
+MORE = '[{"path": "-"}, {"path": "more.csv", "weight": "0,5"}]'
+
+
+def test_further_data_joins_the_first_in_the_spec():
+    spec = review({**GOOD, "data.sources": MORE}, NODES).spec
+    assert spec.data.list_sources() == (
+        SourceSpec(path="t.jsonl"),
+        SourceSpec(path="more.csv", weight=0.5),
+    )
+    alone = review({**GOOD, "data.sources": '[{"path": "-"}]'}, NODES)
+    assert alone.spec == review(GOOD, NODES).spec
+
+
+@pytest.mark.parametrize(
+    ("weight", "path", "words"),
+    [
+        ("x", "b", "Source 2: 'x' is not a number."),
+        ("0", "b", "Source 2: weight is 0; it must be above 0 and at most 100."),
+        ("1", "", "Source 2: path is empty; it must name a file or a hub dataset."),
+        ("1", "t.jsonl", "More training data names t.jsonl twice; name it once, and let its"),
+    ],
+)
+def test_a_wrong_source_is_marked_at_its_list(weight, path, words):
+    text = json.dumps([{"path": "-"}, {"path": path, "weight": weight}])
+    result = review({**GOOD, "data.sources": text}, NODES)
+    assert result.findings["data.sources"].text.startswith(words)
+    assert result.spec is None
+
+
+def test_a_new_form_proposes_a_held_out_part_and_says_so():
+    answers = {**GOOD, "data.eval": proposed_answers()["data.eval"]}
+    result = review(answers, NODES)
+    assert result.spec.data.held_out.is_auto
+    assert ("Evaluation", "on 2 % of the rows, at most 200") in result.summary
+    assert not result.changed
+    assert "data.eval" not in name_paths(answers)
+    wrong = review({**GOOD, "data.eval": "1.5"}, NODES)
+    assert wrong.findings["data.eval"].text.startswith("Evaluation data is 1.5; it must be a sh")
+
+
+def test_each_further_file_is_looked_for():
+    assert name_paths({**GOOD, "data.sources": MORE})["data.sources[1]"] == "more.csv"
+    missing = {"data.sources[1]": "There is no such file."}
+    assert review(GOOD, NODES, missing).findings["data.sources"].text == "There is no such file."
+
+
+@pytest.mark.parametrize("recipe", list_recipes(), ids=lambda recipe: recipe.name)
+def test_recipes_hold_rows_out(recipe):
+    assert recipe.spec.data.held_out.is_auto

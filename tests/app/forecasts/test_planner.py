@@ -27,7 +27,7 @@ from app.planning.hardware.cluster import Cluster
 from app.planning.plan import make_plan
 from app.runs.lifecycle.launch import start_run
 from app.runs.placement import place_ranks
-from app.runs.services import Services
+from app.runs.services import LaunchForecast, Services
 from app.storage.planning import CountedData, LinkRecord
 from tests.app.forecasts.test_learning import CONFIG
 from tests.fakes.cluster import FakeCluster, make_facts
@@ -100,18 +100,16 @@ def test_config_of_a_folder_on_the_nodes_is_asked_for_there(
         asyncio.run(planner.plan(replace(spec, model="/models/none"), known, online=("beta",)))
 
 
-def test_a_plan_that_leaves_nodes_out_says_how_to(services: Services) -> None:
+def test_a_plan_leaves_out_nodes_by_itself_but_not_listed_ones(services: Services) -> None:
     nodes = {f"pc{place}": gpu_facts("NVIDIA GeForce RTX 4070", 12) for place in range(7)}
     known = describe_nodes(services.planning, nodes)
     plan = ask(services, LLAMA, known)
     assert plan.chosen is not None
     assert len(plan.chosen.nodes) == 6  # 24 sequences are divided evenly
-    said = [advice for advice in plan.advice if "nodes" in advice.change]
-    assert len(said) == 1
-    assert said[0].change["nodes"] == plan.chosen.nodes
     named = ask(services, replace(LLAMA, nodes=tuple(nodes)), known)
     assert named.chosen is not None
     assert len(named.chosen.nodes) == 7
+    assert not [advice for advice in plan.advice if "nodes" in advice.change]
 
 
 def test_a_way_that_cannot_be_trained_yet_is_shown_first(services: Services) -> None:
@@ -205,7 +203,7 @@ def test_a_model_of_unknown_shape_is_launched_without_a_forecast(
     assert compare_run(services, services.runs.get(run_id)) is None
 
 
-def test_a_start_on_more_nodes_than_help_says_so(
+def test_a_start_that_leaves_out_nodes_says_so(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
     write_model(Path(spec.model), **CONFIG)
@@ -220,11 +218,11 @@ def test_a_start_on_more_nodes_than_help_says_so(
     (text,) = [text for text in texts if text.startswith("nodes: ")]
     assert "alpha" in text
     facts = {name: node.facts_now for name, node in cluster.nodes.items()}
-    for chosen in ({"nodes": ("alpha", "beta", "gamma")}, {"parallel": "data"}):
-        asked = replace(everywhere, **chosen)  # type: ignore[arg-type]
-        found = asyncio.run(Planner(services).forecast(asked, facts, place_ranks(facts)))
-        assert found.advice == ()
-        assert found.forecast is not None
+    asked = replace(everywhere, nodes=("alpha", "beta", "gamma"))
+    found = asyncio.run(Planner(services).forecast(asked, facts, place_ranks(facts)))
+    assert found.advice == ()
+    assert found.forecast is not None
+    assert len(found.places) == 3
 
 
 def test_a_start_is_planned_once_and_before_it_is_recorded(
@@ -240,3 +238,32 @@ def test_a_start_is_planned_once_and_before_it_is_recorded(
     monkeypatch.setattr("app.forecasts.planner.make_plan", count)
     asyncio.run(start_run(services, replace(spec, nodes="all", parallel="auto")))
     assert recorded == [0]
+
+
+def test_a_start_executes_the_plan_that_was_shown_or_says_what_changed(services: Services) -> None:
+    names = ("alpha", "beta", "gamma")
+    nodes = {
+        name: replace(
+            found, gpus=(replace(found.gpus[0], uuid=f"GPU-{name}"),), address="127.0.0.1"
+        )
+        for name in names
+        for found in [gpu_facts("NVIDIA GeForce RTX 4070", 12)]
+    }
+    planner = Planner(services)
+    known = describe_nodes(services.planning, nodes)
+    shown = asyncio.run(planner.plan(LLAMA, known))
+    assert shown.chosen is not None
+
+    def start(facts: dict[str, NodeFacts]) -> LaunchForecast:
+        return asyncio.run(Planner(services).forecast(LLAMA, facts, place_ranks(facts)))
+
+    same = start(nodes)
+    assert (same.plan_id, same.changed) == (shown.id, "")
+    assert same.places == tuple((gpu.node, gpu.device) for gpu in shown.chosen.gpus)
+    assert same.forecast is not None
+    assert same.forecast.mode == shown.chosen.mode
+    assert same.forecast.tokens_per_s == shown.chosen.tokens_per_s
+    fewer = start({name: nodes[name] for name in names[:2]})
+    assert fewer.plan_id != shown.id
+    assert fewer.changed.startswith(f"since plan {shown.id} was shown, gamma is away: it is ")
+    assert {name for name, _ in fewer.places} <= {"alpha", "beta"}

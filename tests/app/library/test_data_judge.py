@@ -135,6 +135,24 @@ def test_a_plan_reads_the_template_of_a_model_that_is_here(
     assert not plan(services, spec, path).findings
 
 
+def test_a_plan_refuses_tools_that_the_template_leaves_out(
+    tmp_path: Path, services: Services, spec: RunSpec
+) -> None:
+    answer = {"role": "assistant", "content": "", "tool_calls": [{"name": "sky", "arguments": {}}]}
+    tools = [{"name": "sky"}]
+    rows = [{"messages": [{"role": "user", "content": "Who?"}, answer], "tools": tools}]
+    path = write(tmp_path / "a.jsonl", rows)
+    template = Path(spec.model, "chat_template.jinja")
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    found = plan(services, spec, path).findings
+    assert {(one.kind, one.column, one.consequence) for one in found} == {
+        ("no_tools", "tools", "refuse"),
+        ("no_tools", "messages[].tool_calls", "refuse"),
+    }
+    template.write_text("{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}")
+    assert not plan(services, spec, path).findings
+
+
 def test_a_preview_tells_the_same_in_the_window_and_on_the_command_line(
     tmp_path: Path, services: Services
 ) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agents.contract.node import NodeFacts
+from agents.contract.requests.node import ReadFacts
 from agents.contract.requests.storage import FindMarks, FoundMarks, MarkHome
 from agents.node import home_marks
 from agents.state import Home
+from app.core.nodes import SetUpNode
 from app.errors import NodeUnreachable, UserError
 from app.nodes.shared_homes import find_shared_homes, require_own_homes
 from tests.fakes.cluster import make_facts
@@ -89,3 +93,23 @@ async def test_a_start_says_what_to_set(agents: dict[str, Agent]) -> None:
     facts["b"] = replace(facts["b"], recorder="elsewhere")
     with pytest.raises(UserError, match="another PC uses the agent's folder of b"):
         await require_own_homes(agents, facts)
+
+
+async def test_no_environment_is_built_in_the_folder_of_another_node(
+    agents: dict[str, Agent],
+) -> None:
+    facts = facts_of(agents)
+
+    class OwnFacts(Agent):
+        @answers(ReadFacts)
+        async def read(self, request: ReadFacts, progress: Report = None) -> NodeFacts:
+            return facts["c"]
+
+    clients = {**agents, "c": OwnFacts(agents["c"].path)}
+    snapshots = [SimpleNamespace(name=name, facts=facts[name]) for name in ("a", "b")]
+    fleet = SimpleNamespace(
+        client=clients.__getitem__, snapshots=lambda: snapshots, names=lambda: tuple(clients)
+    )
+    core: Any = SimpleNamespace(fleet=fleet)
+    with pytest.raises(UserError, match="a and c have one folder for the agent"):
+        await SetUpNode(name="c").perform(core, lambda told: None)

@@ -8,7 +8,7 @@ import pytest
 
 from app.planning.build_context import open_case
 from app.planning.candidate import Candidate, StepParts
-from app.planning.choice import MARGIN, find_fewer, find_least, weigh
+from app.planning.choice import MARGIN, find_least, weigh
 from app.planning.hardware.cluster import ethernet
 from app.planning.plan import make_plan
 from app.planning.strategies.weight_streaming import plan_streamed
@@ -98,30 +98,21 @@ def test_streaming_leaves_out_a_node_whose_link_costs_more_than_it_computes() ->
     assert everywhere.step_s > 1.1 * plan.chosen.step_s
 
 
-def test_a_start_leaves_out_nodes_only_where_it_fits_no_way_on_all() -> None:
-    cluster = example("three-mismatched")
-    too_large = ask(cluster, "70B", batch_sequences=64)
+def test_a_plan_among_all_nodes_takes_the_best_and_one_of_listed_nodes_takes_all() -> None:
+    too_large = ask(example("three-mismatched"), "70B", batch_sequences=64)
     plan = make_plan(too_large)
 
     assert plan.chosen is not None
     assert plan.chosen.nodes == ("alpha",)
-    assert find_fewer(too_large.spec, cluster, plan) == ("alpha",)
-    for change in ({"nodes": ("alpha", "beta", "gamma")}, {"parallel": "streamed"}):
-        decided = replace(too_large.spec, **change)  # type: ignore[arg-type]
-        assert find_fewer(decided, cluster, plan) == ()
-    # Fewer nodes are faster, but it fits on all.
     slow = ask(make_pcs("RTX 4090", "RTX 3060", gbit_per_s=0.05), "7B")
     alone = make_plan(slow)
     assert alone.chosen is not None
-    assert len(alone.chosen.nodes) == 1
-    assert find_fewer(slow.spec, slow.cluster, alone) == ()
-    # All may hold it, if the forecast is a little too high.
-    near = tuple(
-        replace(one, gpus=tuple(replace(gpu, room_bytes=gpu.memory.low_bytes) for gpu in one.gpus))
-        for one in plan.others
-        if one.mode == "data"
-    )
-    assert find_fewer(too_large.spec, cluster, replace(plan, others=near)) == ()
+    assert alone.chosen.nodes == ("pc1",)
+    assert "times as fast as all GPUs together" in alone.chosen.reason
+    listed = make_plan(replace(slow, spec=replace(slow.spec, nodes=("pc1", "pc2"))))
+    assert listed.chosen is not None
+    assert listed.chosen.nodes == ("pc1", "pc2")
+    assert [one.change["nodes"] for one in listed.advice if "nodes" in one.change] == [("pc1",)]
 
 
 def test_a_plan_says_whether_nothing_fits_or_only_what_is_asked_for() -> None:

@@ -65,9 +65,13 @@ def test_what_fits_every_gpu_is_not_cut_unless_a_run_file_says_so() -> None:
     cut = make_plan(replace(question, spec=replace(question.spec, parallel="pipeline")))
     assert cut.chosen is not None
     assert cut.chosen.mode == "pipeline"
-    for change in ({"optimizer": "adamw_8bit"}, {"compression": "bf16"}):
-        other = make_plan(replace(question, spec=replace(question.spec, **change)))
+    for key, value in (("optimizer", "adamw_8bit"), ("compression", "powersgd")):
+        other = make_plan(replace(question, spec=replace(question.spec, **{key: value})))
         assert not of_mode(other, "pipeline")
+        (refused,) = other.refused
+        assert (refused.mode, refused.keys) == ("pipeline", (key,))
+        assert refused.would is not None
+        assert refused.would.mode == "pipeline"
 
 
 def test_two_cards_of_one_pc_share_evenly() -> None:

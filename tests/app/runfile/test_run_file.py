@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.contract.data import SourceSpec
 from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec, run_keys
 from app.errors import UsageError, UserError
 from app.runfile.run_file import format_run, parse_run, read_run_file, write_run_file
@@ -286,9 +287,13 @@ def test_written_file_reads_back_and_a_bad_place_is_named(tmp_path: Path) -> Non
 
 
 SETTINGS = {
-    "name": "n", "model": "other", "data.train": "rows", "data.eval": "held", "data.format": "chat",
+    "name": "n", "model": "other", "data.train": "rows", "data.sources": ["rows", "more"],
+    "data.eval": "held", "data.format": "chat",
     "data.ignore_columns": ["id"], "data.columns": ["text=body"],
-    "data.rendered": "no", "data.documents": "line", "data.long_text": "cut",
+    "data.encoding": "cp1252", "data.rendered": "no", "data.shuffle": False,
+    "data.deduplicate": "exact",
+    "data.documents": "line", "data.long_text": "cut",
+    "data.reasoning": "keep",
     "data.learn": "everything", "data.chat_template": "chatml",
     "data.template_options": ["a=1"], "data.new_tokens": [], "adapter.also_train": ["lm_head"],
     "objective": "dpo", "adapter.kind": "qlora", "adapter.rank": 8,
@@ -313,6 +318,9 @@ def test_every_key_can_be_set_for_one_command() -> None:
         one for one in given if not one.startswith("objective=")
     ])  # fmt: skip
     for key in run_keys().values():
+        if key.name == "data.sources":
+            assert [source.path for source in spec.data.sources] == SETTINGS["data.sources"]
+            continue
         value = SETTINGS[key.name] if key.name != "objective" else "sft"
         assert key.value_in(spec) == (tuple(value) if isinstance(value, list) else value)
 
@@ -395,3 +403,93 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_a_name_that_no_path_can_have_is_left_as_it_is(tmp_path: Path, name: str) -> None:
     (tmp_path / "run.yaml").write_text(f"model: org/name\ndata: {{train: {name}}}\n")
     assert read_run_file(tmp_path / "run.yaml").data.train == name
+
+
+def test_one_source_may_be_written_in_each_way() -> None:
+    expected = parse_run("model: m\ndata: {train: a.jsonl, format: chat}\n")
+    for data in (
+        "{sources: [a.jsonl], format: chat}",
+        "[{path: a.jsonl, format: chat}]",
+        "{sources: {path}, format: text}".replace("{path}", "[{path: a.jsonl, format: chat}]"),
+    ):
+        assert parse_run(f"model: m\ndata: {data}\n") == expected
+
+
+SEVERAL = """
+model: m
+data:
+  sources:
+    - chats.jsonl
+    - path: org/name
+      columns: {instruction: question, roles: {customer: user}}
+      weight: 2
+      max_rows: 500
+      split: test
+  eval: 0.05
+  shuffle: false
+  deduplicate: near
+"""
+
+
+def test_several_sources_come_back_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text("{}")
+    (tmp_path / "run.yaml").write_text(SEVERAL)
+    spec = read_run_file(tmp_path / "run.yaml")
+    first, second = spec.data.sources
+    assert first == SourceSpec(path=str(tmp_path / "chats.jsonl"))
+    assert second == SourceSpec(
+        path="org/name",
+        columns=("instruction=question", "roles.user=customer"),
+        weight=2.0,
+        max_rows=500,
+        split="test",
+    )
+    assert (spec.data.train, spec.data.eval) == (first.path, "0.05")
+    assert (spec.data.shuffle, spec.data.deduplicate) == (False, "near")
+    assert parse_run(format_run(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("sources", "says"),
+    [
+        ("[a, {path: b, weight: 0}]", "data.sources[1].weight is 0; it must be above 0 and at"),
+        ("[a, {path: b, weight: -1}]", "data.sources[1].weight is -1; it must be above 0 and at"),
+        ("[a, {path: b, weight: x}]", 'data.sources[1].weight is "x"; it must be a number'),
+        ("[a, {path: b, weigth: 2}]", "data.sources[1].weigth is not known; did you mean data."),
+        ("[a, {path: b, qqq: 2}]", "data.sources[1].qqq is not known; the keys under data.sou"),
+        ("[a, {path: b, format: chatt}]", 'data.sources[1].format is "chatt"; it must be one of'),
+        ("[a, {path: b, max_rows: 1.5}]", "data.sources[1].max_rows is 1.5; it must be a whole"),
+        ("[a, {path: b, columns: {x: y}}]", "data.sources[1].columns names 'x'"),
+        ("[a, {weight: 2}]", "data.sources[1].path is missing under data.sources[1]"),
+        ("[{weight: 2}, a]", "data.sources[0].path is missing under data.sources[0]"),
+        ("[a, a]", "data.sources names a twice; name it once, and let its rows count more"),
+        ("[a, {path: b, format: preference}]", "data.sources[1].format is preference; with obj"),
+        ("3", "data.sources is 3; it must be a list of paths, or of `path` with more keys"),
+    ],
+)
+def test_a_wrong_source_is_one_message_with_its_line(sources: str, says: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_run(f"model: m\ndata:\n  sources: {sources}\n", "run.yaml")
+    assert says in refused.value.message
+    assert len(refused.value.message.splitlines()) == 1
+
+
+def test_train_and_sources_are_not_both_given() -> None:
+    text = "model: m\ndata: {train: x, sources: [a, b]}\n"
+    with pytest.raises(UsageError, match="give train or sources, not both"):
+        parse_run(text)
+    assert parse_run(text, settings=["data.train=c"]).data.list_names() == ("c",)
+    assert parse_run(text, settings=["data.sources=[c, d]"]).data.list_names() == ("c", "d")
+
+
+@pytest.mark.parametrize(("written", "read"), [("0.05", "0.05"), ("200", "200"), ("auto", "auto")])
+def test_a_part_of_the_training_data_is_held_out(written: str, read: str) -> None:
+    data = parse_run(f"model: m\ndata: {{train: t, eval: {written}}}\n").data
+    assert (data.eval, data.eval_path) == (read, None)
+    assert data.held_out is not None
+
+
+def test_a_file_of_such_a_name_is_evaluated(tmp_path: Path) -> None:
+    (tmp_path / "auto").write_text("x")
+    (tmp_path / "run.yaml").write_text("model: m\ndata: {train: t, eval: auto}\n")
+    assert read_run_file(tmp_path / "run.yaml").data.eval_path == str(tmp_path / "auto")

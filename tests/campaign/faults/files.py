@@ -18,7 +18,8 @@ from agents.contract.run_layout import (
     rank_journal,
 )
 from tests.campaign.faults.fault import Expectation, Fault
-from tests.campaign.processes import find_part, send
+from tests.campaign.processes import find_part, is_running, send
+from tests.campaign.site import wait_until
 
 if TYPE_CHECKING:
     from tests.campaign.case import Case
@@ -32,7 +33,7 @@ def newest_attempt(case: Case) -> Path:
 
 class JournalCut(Fault):
     name = "journals-cut"
-    does = "journals of a rank and its supervisor lose half of their last line, the rank dies"
+    does = "a rank dies, its journal and its supervisor's lose half of their last line"
 
     @property
     def expectation(self) -> Expectation:
@@ -40,12 +41,19 @@ class JournalCut(Fault):
         return Expectation(named=named, within_s=1.0, recovery="recovered", alarms=True)
 
     def do(self, case: Case) -> None:
-        attempt = newest_attempt(case)
-        send(case.find("rank"), SIGKILL)
-        for name in (rank_journal(case.rank), SUPERVISOR_JOURNAL):
-            data = (attempt / name).read_bytes()
-            last = data.rstrip(b"\n").rpartition(b"\n")[2]
-            os.truncate(attempt / name, len(data) - max(len(last) // 2, 1))
+        attempt, ranks = newest_attempt(case), case.find("rank")
+        # Before the kill, whose own line is the one that names it.
+        cut_last_line(attempt / SUPERVISOR_JOURNAL)
+        send(ranks, SIGKILL)
+        wait_until(lambda: not any(map(is_running, ranks)), "the end of the rank", 5.0)
+        cut_last_line(attempt / rank_journal(case.rank))
+
+
+def cut_last_line(journal: Path) -> None:
+    """Cut half of the last line of a journal."""
+    data = journal.read_bytes()
+    last = data.rstrip(b"\n").rpartition(b"\n")[2]
+    os.truncate(journal, len(data) - max(len(last) // 2, 1))
 
 
 class ReadOnly(Fault):

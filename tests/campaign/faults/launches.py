@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import time
 from signal import SIGKILL, SIGSTOP
 from typing import TYPE_CHECKING
 
+from tests.campaign.faults.combined import begin_to_watch
 from tests.campaign.faults.fault import Expectation, Fault
 from tests.campaign.faults.processes import RankFrozen, Reboot
 from tests.campaign.processes import send, wait_for_none
@@ -111,6 +111,8 @@ class StopLoading(Fault):
     does = "a person stops the run while its ranks import, load or begin, and resumes it"
     is_at_start = strikes_while_loading = True
     stops = 1
+    longest_s = 10.0
+    """Longest time before each stop, in seconds."""
 
     def __init__(self, draw: random.Random, max_cut_s: float) -> None:
         self._draw = draw
@@ -121,38 +123,40 @@ class StopLoading(Fault):
         return Expectation(recovery="recovered", back_s=back_s, alarms=True)
 
     def do(self, case: Case) -> None:
-        for _ in range(self.stops):
-            time.sleep(self._draw.uniform(0.0, 10.0))
-            case.fault_s = case.fault_s or time.time()
-            stop_and_resume(case)
+        for number in range(self.stops):
+            time.sleep(self._draw.uniform(0.0, self.longest_s))
+            if number == 0:
+                case.fault_s = time.time()
+            if not stop_and_resume(case):
+                if number == 0:
+                    case.breaks.append("the run was done before the first stop")
+                return
 
 
 class KeepersStop(StopLoading):
     name = "two-keepers-stop-and-resume"
     does = "two keepers watch, and a person stops and resumes the run again and again"
-    is_at_start = strikes_while_loading = False
+    strikes_while_loading = False
     stops = 3
+    longest_s = 2.0  # half of the run is left, which takes a few seconds
 
-    def do(self, case: Case) -> None:
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._other = case.site.master.start("watch", **silent)
-        super().do(case)
-
-    def undo(self, case: Case) -> None:
-        self._other.kill()
-        self._other.wait()
+    def prepare(self, case: Case) -> None:
+        begin_to_watch(case)
 
 
-def stop_and_resume(case: Case) -> None:
-    """Stop the run as a person does; note what it left, and resume it."""
+def stop_and_resume(case: Case) -> bool:
+    """Stop the run as a person does; note what it left, and resume it; False: it was done."""
     case.site.master.rackless("runs", "stop", case.run_id)
     if left := wait_for_none(case.run_id, STOPPED_S):
         case.breaks.append(f"a stop left {left}")
+    if case.site.run_state(case.run_id) == "done":
+        return False
 
     def is_resumed() -> bool:
         return case.site.master.rackless("runs", "resume", case.run_id).code == 0
 
     wait_until(is_resumed, "a resume", STOPPED_S)
+    return True
 
 
 class RebootLoading(Reboot):

@@ -194,6 +194,7 @@ class BusyPorts(Fault):
         self._taker = case.site.cluster.start(
             case.node, sys.executable, "-c", program, stdout=subprocess.PIPE, text=True
         )
+        case.ending.callback(self._free, case)
         assert self._taker.stdout is not None
         assert self._taker.stdout.readline().strip() == "taken"
 
@@ -201,6 +202,9 @@ class BusyPorts(Fault):
         """Nothing more: the run has started beside the taken ports."""
 
     def undo(self, case: Case) -> None:
+        """Nothing more: the ports are freed in any case."""
+
+    def _free(self, case: Case) -> None:
         self._taker.kill()
         self._taker.wait()
         self._set_range(case, "32768 60999")

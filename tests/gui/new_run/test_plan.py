@@ -11,21 +11,25 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
-from app.errors import UserError
+from app.core.action import Report
+from app.core.runs import StartRun
+from app.errors import LeftOutRows, UserError
+from app.events import RunSnapshot
 from app.flows.new_run_answers import NO, YES
 from app.gui.charts.layer_strip import LayerStrip
-from app.gui.new_run import live_plan
+from app.gui.new_run import live_count, live_plan
 from app.gui.new_run.data_dialog import DataDialog
 from app.gui.new_run.new_run_dialog import NewRunDialog
 from app.gui.new_run.plan_view import MemoryBar
 from app.presentation.model_text import describe_limits, describe_parts
+from tests.fakes.cluster import make_preview
 from tests.fakes.plans import (
     make_comparison,
     make_plan_of_all,
     make_plan_of_mixture,
     make_plan_of_stages,
 )
-from tests.gui.stage import Stage, open_dialog, press
+from tests.gui.stage import Stage, find_dialog, open_dialog, press
 
 RUN = "support-chat-7f3a"
 
@@ -33,6 +37,7 @@ RUN = "support-chat-7f3a"
 @pytest.fixture
 def dialog(busy: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewRunDialog]:
     monkeypatch.setattr(live_plan, "REST_MS", 60)
+    monkeypatch.setattr(live_count, "REST_MS", 60)
     busy.window.dialogs.ask_new_run()
     dialog = open_dialog(NewRunDialog)
     assert isinstance(dialog, NewRunDialog)
@@ -219,3 +224,48 @@ def test_measure_tells_what_a_card_reached(busy: Stage) -> None:
     QTest.keyClick(busy.window, Qt.Key.Key_Escape)
     press(busy.window.nodes, "Measure")
     busy.wait_for(lambda: "already busy" in busy.window.nodes.banner.message())
+
+
+def notes(dialog: NewRunDialog) -> list[str]:
+    labels = dialog.outlook.left_out.findChildren(QLabel)
+    return [label.text() for label in labels if label.isVisibleTo(dialog)]
+
+
+def test_rows_that_would_be_lost_stand_above_the_plan(busy: Stage, dialog: NewRunDialog) -> None:
+    busy.core.count_answer = make_preview()
+    QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
+    QTest.keyClicks(dialog.form.fields["data.train"].input, "chats.jsonl")
+    busy.wait_for(lambda: bool(notes(dialog)))
+    assert notes(dialog)[-1] == (
+        "Of the 3 rows of chats.jsonl, 1 is left out (33 %): row 2: not valid JSON."
+    )
+    assert dialog.outlook.counted.isHidden()
+    assert busy.called("library.count_left_out")[-1][0].data.train == "chats.jsonl"  # type: ignore[attr-defined]
+
+
+def test_few_lost_rows_stand_below_it(busy: Stage, dialog: NewRunDialog) -> None:
+    QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
+    QTest.keyClicks(dialog.form.fields["data.train"].input, "chats.jsonl")
+    busy.wait_for(lambda: not dialog.outlook.counted.isHidden())
+    assert notes(dialog) == []
+
+
+def test_a_start_that_loses_rows_asks_first(busy: Stage, dialog: NewRunDialog) -> None:
+    said = "of the 3 rows of chats.jsonl, 1 is left out (33 %): row 2: not valid JSON"
+    QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
+    QTest.keyClicks(dialog.form.fields["data.train"].input, "chats.jsonl")
+    starts = busy.core.answers[StartRun]
+
+    async def ask_first(action: StartRun, report: Report) -> RunSnapshot:
+        if not action.accept_left_out:
+            raise LeftOutRows(said, "-", "Start without this row")
+        return await starts(action, report)  # type: ignore[no-any-return]
+
+    busy.core.answers[StartRun] = ask_first
+    press(dialog, "Start")
+    busy.wait_for(lambda: "Nothing was started" in dialog.banner.message())
+    assert said in dialog.banner.message()
+    assert busy.called("runs.start") == []
+    press(dialog.banner, "Start without this row")
+    busy.wait_for(lambda: find_dialog(NewRunDialog) is None)
+    assert [accepts for _, accepts in busy.called("runs.start")] == [True]

@@ -11,7 +11,7 @@ import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QLabel
+from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.core.runs import FindCheckpoints
 from app.errors import UsageError, UserError
@@ -531,6 +531,18 @@ def test_a_run_that_is_not_ours_is_shown_and_left_to_the_user(busy):
     busy.wait_for(lambda: busy.called("runs.adopt"))
     assert busy.called("runs.adopt") == [(found.run_id, "beta", found.files)]
     assert any("/home/me/diary.txt" in text for text in asked)
+    done = replace(found, run_id=other.run_id, node="gamma", state="done", is_active=False)
+    lost = replace(done, state="lost")
+
+    def offers() -> list[str]:
+        buttons = page.found.findChildren(QPushButton)
+        return [button.text() for button in buttons if button.isVisibleTo(page.found)]
+
+    for one, count in ((other, 2), (done, 0), (lost, 1)):
+        busy.core.on_loop(busy.core.put_found, [one])
+        busy.wait_for(lambda one=one: busy.cluster.found == (one,))
+        kept = [text for text in offers() if text.startswith(("Stop there", "Take over"))]
+        assert len(kept) == count, one.state
     page.found.ignore(other)
     busy.wait_for(page.found.isHidden)
     assert busy.called("runs.ignore") == [(other.run_id, "gamma")]

@@ -76,8 +76,7 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "bad label of an answer": ({"messages": [ASKED, {**ANSWERED, "label": "bad"}]}, "refuse"),
     "stars of an answer": ({"messages": [ASKED, {**ANSWERED, "rating": 1}]}, "warn"),
     "weight of an answer": ({"messages": [ASKED, {**ANSWERED, "weight": 0.5}]}, "refuse"),
-    "call of a tool": ({"messages": [ASKED, {**ANSWERED, "tool_calls": [{"id": "1"}]}]}, "warn"),
-    "offered tools": ({**CHAT, "tools": [{"name": "f"}]}, "warn"),
+    "offered tools by another name": ({**CHAT, "available_tools": [{"name": "f"}]}, "refuse"),
     "picture in a question": (
         {"messages": [{**ASKED, "content": [{"type": "image_url", "image_url": "x"}]}, ANSWERED]},
         "warn",

@@ -209,4 +209,5 @@ def test_an_empty_file_ends_every_rank_with_one_sentence(tmp_path, tiny_model):
     run.train.write_bytes(b"\xef\xbb\xbf\r\n")
     assert finish(run.start()) == [3, 3]
     message = run.journal()[-1]["message"]
-    assert message == f"{run.train} is empty."
+    # By the run file's name: the path is that of the node's copy.
+    assert message == f"{make_spec().data.train} is empty."

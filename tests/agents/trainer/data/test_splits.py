@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.trainer.data.splits import choose_split
+from agents.shared.data.splits import choose_split
 
 FOLDER = Path("/data/train-test")
 

@@ -9,6 +9,7 @@ class AllExamples:
     def __init__(self, examples):
         self._examples = list(examples)
         self.num_tokens = np.array([one.num_tokens for one in self._examples], dtype=np.int32)
+        self.parts = (len(self._examples),)
         self.weights = np.array([one.num_targets for one in self._examples], dtype=np.int32)
 
     def __len__(self):

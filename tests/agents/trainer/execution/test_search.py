@@ -203,6 +203,7 @@ class Rows:
 
     def __init__(self, lengths):
         self.num_tokens = np.array(lengths, dtype=np.int32)
+        self.parts = (len(lengths),)
 
     def __len__(self):
         return len(self.num_tokens)

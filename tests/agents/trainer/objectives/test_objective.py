@@ -43,6 +43,7 @@ PART = BatchPart(examples=PAIRS, places=list(range(4)), positions=[11, 12, 13, 1
 class Pairs:
     num_tokens = np.array([pair.num_tokens for pair in PAIRS], dtype=np.int32)
     weights = np.ones(4, dtype=np.int32)
+    parts = (4,)
 
     def __len__(self):
         return 4

@@ -122,6 +122,18 @@ def use(cluster: FakeCluster, *uuids: str) -> None:
     node.facts_now = replace(node.facts_now, gpu_uses=uses)
 
 
+def test_a_node_whose_folder_another_pc_uses_exports_nothing(
+    services: Services, interrupted: str, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    node = cluster["alpha"]
+    node.facts_now = replace(node.facts_now, recorder="elsewhere")
+    with pytest.raises(UserError, match="another PC uses the agent's folder of alpha"):
+        asyncio.run(
+            export_run(services, ask_export(interrupted, "merged", node="alpha"), tmp_path / "x")
+        )
+    assert not node.made
+
+
 def test_an_export_takes_the_largest_gpu_that_no_run_uses(
     services: Services, interrupted: str, with_gpus: FakeCluster, tmp_path: Path
 ) -> None:

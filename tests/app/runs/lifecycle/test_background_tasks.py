@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agents.contract.spec import RunSpec
 from app.errors import StoreLost, UserError
-from app.events import EventHub, StoreFailed
+from app.events import EventHub, RunEventArrived, StoreFailed
 from app.nodes.fleet import Fleet
 from app.runs.lifecycle import background_tasks
 from app.runs.lifecycle.background_tasks import BackgroundTasks
+from app.runs.lifecycle.launch import start_run
+from app.runs.lifecycle.watch import RunWatch
+from app.runs.run_repository import RunRepository
 from app.runs.services import Services
+from tests.fakes.cluster import FakeCluster, make_services
 
 LOST = StoreLost("the database was replaced", "Start it again.")
 
@@ -105,3 +111,62 @@ async def test_a_task_that_a_busy_store_ended_is_named_once_and_begun_again(
     assert begun == 3
     assert len(caplog.messages) == 1
     assert "bug" not in caplog.text
+
+
+async def test_of_two_processes_that_watch_each_tells_all(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    """One was silent about what the other had stored first, such as the end of a rank."""
+    run_id = await start_run(services, spec)
+    other, hub = make_services(services.paths.home, cluster), EventHub()
+    runs = RunRepository(other.paths, other.runs.store, other.recoveries, hub)
+    other = replace(other, runs=runs)
+    other.runs.history(run_id)  # what it knows from the start is not told
+    told = asyncio.Queue[str]()
+    ended = b'{"kind": "rank_exited", "time_s": 1, "rank": 0, "exit_code": -9}\n'
+
+    async def wait_for(text: str) -> None:
+        while text not in await told.get():
+            pass
+
+    with hub.listening(lambda e: told.put_nowait(e.event.text) if _is_event(e) else None):
+        watch = asyncio.create_task(RunWatch(other, other.runs.get(run_id), hub).run_until_end())
+        async with asyncio.timeout(60):
+            # Stored by the first process, and never sent to the second one.
+            mirror = services.runs.mirror(run_id, 1, "alpha")
+            mirror.append("supervisor.jsonl", 0, ended)
+            await wait_for("rank 0 on node alpha was ended by signal 9")
+            other.runs.follow_events()
+            other.runs.add_event(run_id, "note", "mine")
+            services.runs.add_event(run_id, "interrupted", "its own")
+            other.runs.publish_changed()
+            await wait_for("mine")
+            await wait_for("its own")
+        assert told.empty(), "once"
+        watch.cancel()
+
+
+def _is_event(event: object) -> bool:
+    return isinstance(event, RunEventArrived)
+
+
+async def test_events_after_those_of_a_deleted_run_are_told(
+    services: Services, run_id: str, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    hub = EventHub()
+    runs = RunRepository(services.paths, services.runs.store, services.recoveries, hub)
+    runs.follow_events()
+    for number in range(5):
+        services.runs.add_event(run_id, "note", f"old {number}")
+    runs.publish_changed()
+    for name in cluster.names():
+        cluster[name].set_state(run_id, 1, "done")
+    services.runs.forget(run_id)
+    runs.publish_changed()
+    newer = await start_run(services, spec)
+    runs.publish_changed()
+    told: list[str] = []
+    with hub.listening(lambda e: told.append(e.event.text) if _is_event(e) else None):
+        services.runs.add_event(newer, "note", "new")
+        runs.publish_changed()
+    assert told == ["new"]

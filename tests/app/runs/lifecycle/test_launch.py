@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +11,8 @@ import pytest
 
 from agents.contract.environments import EnvironmentTrial
 from agents.contract.model_cut import ModelCut
-from agents.contract.node import (
-    EnvironmentReport,
-    GpuFacts,
-    GpuUse,
-    LoginVariable,
-    MigGpu,
-    NodeFacts,
-)
-from agents.contract.run import AttemptStatus, RankPlacement
+from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse, LoginVariable, MigGpu
+from agents.contract.run import AttemptStatus
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, RunStopped, UserError
 from app.runs.lifecycle.launch import make_run_id, start_run
@@ -128,7 +120,7 @@ def test_gpu_node_gets_a_rank_per_gpu_in_slot_order(
 ) -> None:
     cards = tuple(GpuFacts(uuid=f"GPU-{i}", index=i, name="RTX 3090") for i in (0, 1))
     cluster["alpha"].facts_now = make_facts(gpus=cards)
-    start(services, replace(spec, nodes=("alpha",)))
+    start(services, replace(spec, nodes=("alpha:0", "alpha:1")))
     intent = cluster["alpha"].intents[0]
     assert [place.device for place in intent.ranks] == ["cuda:0", "cuda:1"]
     assert intent.environ == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -348,7 +340,25 @@ def test_every_launched_attempt_carries_the_name_of_its_master(
 
 def test_unreachable_node_is_named(services: Services, cluster: FakeCluster, spec: RunSpec) -> None:
     cluster["gamma"].reachable = False
-    assert "gamma cannot be reached" in refused(services, spec).message
+    listed = replace(spec, nodes=("alpha", "beta", "gamma"))
+    assert "gamma cannot be reached" in refused(services, listed).message
+    said: list[str] = []
+    run_id = asyncio.run(start_run(services, replace(spec, nodes="all"), report=said.append))
+    assert services.runs.get(run_id).nodes == ("alpha", "beta")
+    assert "gamma cannot be reached and takes no part" in said
+
+
+def test_a_listed_gpu_trains_alone_and_a_missing_one_is_refused(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    cards = tuple(GpuFacts(uuid=f"GPU-{i}", index=i, name="RTX 3090") for i in (0, 1))
+    cluster["alpha"].facts_now = make_facts(gpus=cards)
+    message = refused(services, replace(spec, nodes=("alpha:2",))).message
+    assert message == "nodes lists alpha:2, but alpha has no GPU 2"
+    run_id = start(services, replace(spec, nodes=("alpha:1",)))
+    (rank,) = cluster["alpha"].intents[0].ranks
+    assert (rank.rank, rank.local_rank, rank.device, rank.device_id) == (0, 0, "cuda:1", "GPU-1")
+    assert services.runs.get(run_id).nodes == ("alpha",)
 
 
 @pytest.mark.parametrize(
@@ -548,19 +558,15 @@ def test_the_plans_cut_goes_to_every_node_and_a_misfit_is_refused_before_anythin
 def test_a_run_that_fits_no_way_on_all_nodes_starts_on_those_of_its_plan(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
-    asked: list[tuple[object, list[str]]] = []
+    said = "alpha and gamma take no part: the plan is one GPU on beta"
 
-    async def forecast(
-        about: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
-    ) -> LaunchForecast:
-        asked.append((about.nodes, list(facts)))
-        return LaunchForecast(fewer=("beta",) if len(facts) > 1 else ())
+    async def forecast(*about: object) -> LaunchForecast:
+        return LaunchForecast(places=(("beta", "cpu"),), nodes=("beta",), advice=(said,))
 
     services.hooks.forecast = forecast
     run = services.runs.get(start(services, replace(spec, nodes="all")))
-    assert asked == [("all", ["alpha", "beta", "gamma"]), (("beta",), ["beta"])]
     # Named, so that no other node joins it later.
     assert (run.nodes, run.spec.nodes) == (("beta",), ("beta",))
     assert not cluster["alpha"].pushed
     texts = [event.text for event in services.runs.events(run.run_id)]
-    assert any("so it leaves out alpha and gamma" in text for text in texts)
+    assert f"nodes: {said}" in texts

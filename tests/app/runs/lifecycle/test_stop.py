@@ -7,9 +7,13 @@ import contextlib
 import functools
 import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -320,6 +324,44 @@ async def test_a_stop_ends_an_export_of_the_run(services: Services, run_id: str)
     await stop_run(services, run_id)
     with pytest.raises(RunStopped):
         await work
+
+
+ROOT = Path(__file__).parents[4]
+EXPORT = """
+import asyncio, sys
+from pathlib import Path
+from app.runs.export_claims import claim_export
+from app.errors import RunStopped
+from app.runs.lifecycle.launch_order import take_order, unless_stopped
+from tests.fakes.cluster import FakeCluster, make_services
+
+async def export(services, run_id):
+    with claim_export(services, run_id):
+        async with unless_stopped(services, take_order(services, run_id)):
+            print("exporting", flush=True)
+            await asyncio.Event().wait()
+
+try:
+    asyncio.run(export(make_services(Path(sys.argv[1]), FakeCluster("alpha")), sys.argv[2]))
+except RunStopped:
+    print("stopped", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says that a process is suspended")
+def test_a_stop_ends_an_export_that_was_suspended(services: Services, run_id: str) -> None:
+    """Its node went on with the job for as long as the process was suspended."""
+    argv = [sys.executable, "-c", EXPORT, str(services.paths.home), run_id]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT) as exporter:
+        try:
+            assert exporter.stdout is not None
+            assert exporter.stdout.readline() == "exporting\n"
+            exporter.send_signal(signal.SIGSTOP)
+            os.waitpid(exporter.pid, os.WUNTRACED)
+            asyncio.run(stop_run(services, run_id))
+            assert exporter.stdout.readline() == "stopped\n"
+        finally:
+            exporter.kill()
 
 
 def test_an_export_whose_process_does_not_answer_is_named(

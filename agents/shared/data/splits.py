@@ -43,3 +43,18 @@ def _find_split(relative: Path) -> str | None:
         if word in HELD_OUT:
             return HELD_OUT[word]
     return None
+
+
+def choose_named(folder: Path, files: Iterable[Path], split: str) -> list[Path]:
+    """Return the files of a split by its name, such as `test` or `train_sft`.
+
+    Args:
+        folder: folder of the data set; its own name does not count.
+        files: files at any depth below it.
+        split: name of the split, as a whole part of a file's or folder's name.
+    """
+    named = re.compile(rf"(^|[/._-]){re.escape(split)}($|[/._-])", re.IGNORECASE)
+    found = [file for file in files if named.search(file.relative_to(folder).as_posix())]
+    # `train` also names the files of `train_sft`, unless some are of `train` alone.
+    exact = re.compile(rf"(^|/)(partial-)?{re.escape(split)}(-\d+-of-\d+)?(\.|/|$)", re.IGNORECASE)
+    return [file for file in found if exact.search(file.relative_to(folder).as_posix())] or found

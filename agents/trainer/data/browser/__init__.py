@@ -1,0 +1,1 @@
+"""Look through the rows of data: a program that answers requests about one data set."""

@@ -1,0 +1,11 @@
+"""`rackless data`: data sets of the hub."""
+
+from __future__ import annotations
+
+import argparse
+
+from app.cli.hub import declare_hub
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    declare_hub(parser, "data")

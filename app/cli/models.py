@@ -1,0 +1,11 @@
+"""`rackless models`: models of the hub."""
+
+from __future__ import annotations
+
+import argparse
+
+from app.cli.hub import declare_hub
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    declare_hub(parser, "model")

@@ -1,0 +1,1 @@
+"""Looks through the rows of data on this PC."""

@@ -1,0 +1,1 @@
+"""Data page: the rows of data, and their numbers."""

@@ -1,0 +1,378 @@
+"""Data page: choose data, look through its rows, and hand a mapping of columns to a new run.
+
+The first rows come at once. While all rows are read, their numbers are asked for again and again;
+a hidden page asks for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import (
+    QFileDialog,
+    QHBoxLayout,
+    QLineEdit,
+    QSplitter,
+    QStackedWidget,
+    QTabWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from agents.contract.requests.rows import DataFigures, RowBrief, RowList
+from agents.contract.spec import DataSpec, RunSpec
+from app.core.data import ListDataRows, ReadDataFigures, ShowDataRow
+from app.data.browser import DataSource
+from app.errors import RacklessError
+from app.gui.data.columns_pane import ColumnsPane
+from app.gui.data.numbers_pane import NumbersPane
+from app.gui.data.row_pane import RowPane
+from app.gui.kit.banner import Banner
+from app.gui.kit.empty import EmptyState
+from app.gui.kit.inputs import ChoiceBox, NumberBox
+from app.gui.kit.primitives import Button, IconButton, make_label, set_page_margins, set_tooltip
+from app.gui.session.bridge import Op
+from app.gui.session.context import Context
+from app.gui.tables.data_columns import data_columns
+from app.gui.tables.rows_model import RowsModel
+from app.gui.tables.view import TableView
+from app.presentation.rows_text import FILTERS, sum_up
+
+ROWS_PER_PAGE = 200
+REFRESH_MS = 500
+"""Time between two requests for the numbers while rows are read, in milliseconds."""
+SEARCH_MS = 300
+"""Pause in typing before a search, in milliseconds."""
+_UNUSED_MODEL = "-"
+
+
+class DataPage(QWidget):
+    run_wanted = Signal(object)
+    """Spec whose data, and model if one is chosen, a new run takes over."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._source: DataSource | None = None
+        self._figures = DataFigures()
+        self._list = RowList(rows=(), num_rows=0, is_whole=True)
+        self._start = 0
+        self._ops: dict[str, Op] = {}
+        self.banner = Banner(context.theme)
+        self.data = self._make_line("Data", "File, folder, or data set of the hub in the cache")
+        self.model = self._make_line(
+            "Model", "Folder of a model, whose tokenizer counts (optional)"
+        )
+        self.summary = make_label("", "muted")
+        self.use = Button(
+            context.theme,
+            "Use in a new run",
+            self._use,
+            icon="add",
+            role="primary",
+            tip="Fill in a new run with this data and the meanings of its columns",
+        )
+        self.which = ChoiceBox()
+        self.which.setAccessibleName("Rows to list")
+        self.which.setMinimumContentsLength(20)
+        for name, words in FILTERS.items():
+            self.which.addItem(words, name)
+        self.search = QLineEdit()
+        self.search.setPlaceholderText("Search")
+        self.search.setAccessibleName("Search the rows")
+        self.search.setClearButtonEnabled(True)
+        self.rows: RowsModel[RowBrief] = RowsModel(data_columns(), key=lambda row: row.place)
+        self.table = TableView(context.theme, self.rows, "Rows")
+        self.row = RowPane(context.theme)
+        self.numbers = NumbersPane(context.theme)
+        self.columns = ColumnsPane()
+        self.stack = QStackedWidget()
+        self._refresh = QTimer(self, interval=REFRESH_MS, singleShot=True)
+        self._typing = QTimer(self, interval=SEARCH_MS, singleShot=True)
+        self._lay_out()
+        self._connect()
+        self._show_source()
+
+    # ------------------------------------------------------------ layout
+
+    def _make_line(self, name: str, hint: str) -> QLineEdit:
+        line = QLineEdit()
+        line.setPlaceholderText(hint)
+        line.setAccessibleName(name)
+        set_tooltip(line, hint)
+        return line
+
+    def _lay_out(self) -> None:
+        theme = self._context.theme
+        head = QHBoxLayout()
+        head.setSpacing(12)
+        head.addWidget(make_label("Data", "title"))
+        head.addWidget(self.summary, 1)
+        head.addWidget(self.use)
+        source = QHBoxLayout()
+        source.setSpacing(8)
+        source.addWidget(self.data, 3)
+        source.addWidget(Button(theme, "File\u2026", self._choose_file, tip="Choose a data file"))
+        source.addWidget(
+            Button(theme, "Folder\u2026", self._choose_folder, tip="Choose a data folder")
+        )
+        source.addWidget(self.model, 2)
+        source.addWidget(
+            Button(theme, "Model\u2026", self._choose_model, tip="Choose a model folder")
+        )
+        source.addWidget(Button(theme, "Open", self._open_typed, icon="search"))
+        self.stack.addWidget(
+            EmptyState(
+                theme,
+                "data",
+                "Look through your data",
+                "See every row as a model learns it, find rows that are left out, cut or repeated, "
+                "and choose what each column means.",
+                (
+                    Button(theme, "Choose a file\u2026", self._choose_file, role="primary"),
+                    Button(theme, "Choose a folder\u2026", self._choose_folder),
+                ),
+            )
+        )
+        self.stack.addWidget(self._make_split())
+        column = QVBoxLayout(self)
+        set_page_margins(column, self)
+        column.addLayout(head)
+        column.addLayout(source)
+        column.addWidget(self.banner)
+        column.addWidget(self.stack, 1)
+
+    def _make_split(self) -> QSplitter:
+        theme = self._context.theme
+        left = QWidget()
+        column = QVBoxLayout(left)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        filters = QHBoxLayout()
+        filters.setSpacing(8)
+        filters.addWidget(self.which)
+        filters.addWidget(self.search, 1)
+        column.addLayout(filters)
+        column.addWidget(self.table, 1)
+        self.earlier = IconButton(theme, "up", "Earlier rows", lambda: self._step(-1))
+        self.later = IconButton(theme, "down", "Later rows", lambda: self._step(1))
+        self.place = make_label("", "caption")
+        self.go_to = NumberBox(minimum=1, maximum=2**31 - 1)
+        self.go_to.setAccessibleName("First row to list")
+        set_tooltip(self.go_to, "First row to list")
+        foot = QHBoxLayout()
+        foot.setSpacing(8)
+        foot.addWidget(self.place, 1)
+        foot.addWidget(make_label("From", "caption"))
+        foot.addWidget(self.go_to)
+        foot.addWidget(self.earlier)
+        foot.addWidget(self.later)
+        column.addLayout(foot)
+        self.tabs = QTabWidget()
+        self.tabs.addTab(self.row, "Row")
+        self.tabs.addTab(self.numbers, "All rows")
+        self.tabs.addTab(self.columns, "Columns")
+        split = QSplitter(Qt.Orientation.Horizontal)
+        split.addWidget(left)
+        split.addWidget(self.tabs)
+        split.setSizes([640, 520])
+        split.setChildrenCollapsible(False)
+        split.setHandleWidth(16)
+        return split
+
+    def _connect(self) -> None:
+        self.data.returnPressed.connect(self._open_typed)
+        self.model.returnPressed.connect(self._open_typed)
+        self.which.currentIndexChanged.connect(lambda index: self._list_from(0))
+        self.search.textChanged.connect(lambda text: self._typing.start())
+        self._typing.timeout.connect(lambda: self._list_from(0))
+        self.go_to.editingFinished.connect(lambda: self._list_from(self.go_to.value() - 1))
+        self.table.chosen.connect(self._show_row)
+        self.columns.chosen.connect(self._map_columns)
+        self._refresh.timeout.connect(self._ask_figures)
+
+    # ------------------------------------------------------------ source
+
+    def open_source(self, spec: RunSpec) -> None:
+        """Look through the training data of a run."""
+        self.data.setText(spec.data.train)
+        self.model.setText("" if spec.model == _UNUSED_MODEL else spec.model)
+        self._source = DataSource(spec=spec)
+        self._figures = DataFigures()
+        self.banner.hide()
+        self.search.clear()
+        self.which.setCurrentIndex(0)
+        self._show_source()
+        self._list_from(0)
+
+    def _open_typed(self) -> None:
+        name = self.data.text().strip()
+        if not name:
+            self.banner.show_message("warning", "Choose a file or a folder with data first.")
+            return
+        model = self.model.text().strip() or _UNUSED_MODEL
+        data = DataSpec(train=name)
+        known = self._source.spec if self._source is not None else RunSpec(model=model, data=data)
+        # Another model keeps the meanings of the columns; other data has other columns.
+        kept = known.data if known.data.train == name else data
+        self.open_source(replace(known, model=model, data=kept))
+
+    def _choose_file(self) -> None:
+        chosen, _ = QFileDialog.getOpenFileName(self, "Data file")
+        self._take_chosen(self.data, chosen)
+
+    def _choose_folder(self) -> None:
+        self._take_chosen(self.data, QFileDialog.getExistingDirectory(self, "Data folder"))
+
+    def _choose_model(self) -> None:
+        self._take_chosen(self.model, QFileDialog.getExistingDirectory(self, "Model folder"))
+
+    def _take_chosen(self, line: QLineEdit, chosen: str) -> None:
+        if chosen:
+            line.setText(chosen)
+            if self.data.text():
+                self._open_typed()
+
+    def _map_columns(self, entries: list[str]) -> None:
+        if self._source is None:
+            return
+        spec = self._source.spec
+        data = replace(spec.data, columns=tuple(entries), format="auto")
+        self.open_source(replace(spec, data=data))
+
+    def _use(self) -> None:
+        if self._source is not None:
+            self.run_wanted.emit(self._source.spec)
+
+    # ------------------------------------------------------------ rows
+
+    def _step(self, pages: int) -> None:
+        self._list_from(max(0, self._start + pages * ROWS_PER_PAGE))
+
+    def _list_from(self, start: int) -> None:
+        self._typing.stop()
+        self._start = start
+        self._ask_rows()
+
+    def _ask_rows(self) -> None:
+        if self._source is None:
+            return
+        self._replace_op(
+            "rows",
+            self._context.bridge.do(
+                ListDataRows(
+                    source=self._source,
+                    start=self._start,
+                    count=ROWS_PER_PAGE,
+                    which=self.which.currentData(),
+                    search=self.search.text().strip(),
+                ),
+                self._take_rows,
+                self._fail,
+            ),
+        )
+
+    def _ask_figures(self) -> None:
+        if self._source is None or not self.isVisible():
+            return
+        self._replace_op(
+            "figures",
+            self._context.bridge.do(
+                ReadDataFigures(source=self._source), self._take_figures, self._fail
+            ),
+        )
+
+    def _show_row(self) -> None:
+        chosen = self.table.selected()
+        if chosen is None or self._source is None:
+            return
+        self._replace_op(
+            "row",
+            self._context.bridge.do(
+                ShowDataRow(source=self._source, place=chosen.place), self.row.show_row, self._fail
+            ),
+        )
+
+    def _replace_op(self, name: str, op: Op) -> None:
+        """Only the newest answer of each kind counts."""
+        if (old := self._ops.get(name)) is not None and not old.is_done:
+            # Not cancelled: that would end the process which answers in order.
+            old.callbacks.success = None
+        self._ops[name] = op
+
+    def _take_rows(self, found: RowList) -> None:
+        self._list = found
+        chosen = self.table.selected()
+        # Rows that are still listed keep selection and scroll position.
+        if [row.place for row in found.rows] != [row.place for row in self.rows.rows()]:
+            self.rows.reset([])
+        self.rows.reset(found.rows)
+        if chosen is not None and self.rows.place_of(chosen.place) is not None:
+            if self.table.selected() is None:
+                self.table.select(chosen.place)
+        elif found.rows:
+            self.table.select(found.rows[0].place)
+        has_files = any(row.file for row in found.rows)
+        self.table.setColumnHidden(len(self.rows.columns) - 1, not has_files)
+        self._show_place()
+        self._refresh.start()
+
+    def _take_figures(self, found: DataFigures) -> None:
+        old, self._figures = self._figures, found
+        self._show_figures()
+        if found.problem:
+            self.banner.show_message("warning", "Not all rows could be read", found.problem)
+            return
+        # Rows get their numbers and states while all are read; a search looks further.
+        if old != found or not self._list.is_whole:
+            self._ask_rows()
+        elif not found.is_whole:
+            self._refresh.start()
+
+    def _fail(self, error: RacklessError) -> None:
+        self.banner.show_error(error)
+
+    # ------------------------------------------------------------ what is shown
+
+    def _show_source(self) -> None:
+        has_source = self._source is not None
+        self.stack.setCurrentIndex(int(has_source))
+        self.use.setEnabled(has_source)
+        self.rows.reset([])
+        self.row.show_row(None)
+        self._show_figures()
+
+    def _show_figures(self) -> None:
+        if self._source is None:
+            self.summary.setText("")
+            return
+        spec, found = self._source.spec, self._figures
+        self.summary.setText(f"{Path(spec.data.train).name} \u00b7 {sum_up(found)}")
+        self.numbers.show_figures(found, spec.sequence_tokens)
+        if found.columns:
+            self.columns.show_columns(found.columns, spec.data.columns)
+
+    def _show_place(self) -> None:
+        found, shown = self._list, len(self._list.rows)
+        more = "" if found.is_whole else " so far"
+        first = self._start + 1
+        words = f"{first:,} to {self._start + shown:,} of {found.num_rows:,}{more}"
+        self.place.setText(words if shown else f"No such rows{more}")
+        self.table.say_when_empty("" if shown else f"No such rows{more}")
+        self.earlier.setEnabled(self._start > 0)
+        self.later.setEnabled(self._start + shown < found.num_rows)
+        self.go_to.blockSignals(True)
+        self.go_to.setValue(first)
+        self.go_to.blockSignals(False)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        if self._source is not None and not self._figures.is_whole:
+            self._refresh.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._refresh.stop()
