@@ -1,11 +1,16 @@
-"""`rackless data`: data sets of the hub."""
+"""`rackless data`: data sets of the hub, and the rows of data on this PC."""
 
 from __future__ import annotations
 
 import argparse
 
 from app.cli.hub import declare_hub
+from app.cli.kit.command import add_command
+from app.cli.rows import declare_show
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    declare_hub(parser, "data")
+    verbs = declare_hub(parser, "data")
+    declare_show(
+        add_command(verbs, "show", "show the rows of data on this PC, as a run learns them")
+    )

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from agents.contract.requests.hub import CachedKind
-from app.cli.kit.command import add_command, add_verbs, with_core
+from app.cli.kit.command import Commands, add_command, add_verbs, with_core
 from app.cli.kit.output import Output, plain
 from app.core.action import CoreApi
 from app.core.hub import FetchFromHub, JudgeFits, ListCaches, SearchHub
@@ -21,8 +21,8 @@ MOST = 200
 _NOUNS: dict[CachedKind, str] = {"model": "model", "data": "data set"}
 
 
-def declare_hub(parser: argparse.ArgumentParser, kind: CachedKind) -> None:
-    """Declare the verbs for models or for data sets."""
+def declare_hub(parser: argparse.ArgumentParser, kind: CachedKind) -> Commands:
+    """Declare the verbs for models or for data sets, and return them for others to add to."""
     noun, verbs = _NOUNS[kind], add_verbs(parser)
     find = add_command(
         verbs,
@@ -63,6 +63,7 @@ def declare_hub(parser: argparse.ArgumentParser, kind: CachedKind) -> None:
     parser.set_defaults(kind=kind, fit=False)
     for verb in (find, fetch, listed):
         verb.set_defaults(kind=kind)
+    return verbs
 
 
 def _count(text: str) -> int:

@@ -130,13 +130,8 @@ def name_paths(answers: new_run_answers.RunAnswers) -> dict[str, str]:
 
 def preview_spec(answers: new_run_answers.RunAnswers) -> RunSpec | None:
     """Return a spec that suffices for a data preview; None while something is missing."""
-    asked = (
-        *("model", "data.train", "data.eval", "objective", "data.format", "data.ignore_columns"),
-        *("data.columns", "data.documents", "data.rendered", "data.long_text"),
-        *("data.learn", "data.chat_template", "data.template_options"),
-        *("data.sources", "data.eval", "data.shuffle", "data.deduplicate", "data.reasoning"),
-        *("sequence_tokens", "packing", "nodes"),
-    )
+    asked = [key for key in answers if key.startswith("data.")]
+    asked += ["model", "objective", "sequence_tokens", "packing", "nodes"]
     # All other answers keep their defaults, so that a mistake there does not block a preview.
     chosen = {**new_run_answers.usual_answers(), **{key: answers[key] for key in asked}}
     return None if find_problems(chosen) else new_run_answers.to_spec(chosen)
@@ -245,6 +240,11 @@ def _check_nodes(
     if answers["nodes"] == new_run_answers.ALL_NODES:
         if not usable_nodes(nodes):
             return Finding(severity="error", text="No node is online.")
+        # A PC that is off is left out; one that refuses the connection wants the user's decision.
+        refusing = [one.name for one in nodes if one.state not in ("online", "unreachable")]
+        if refusing:
+            text = f"{show_list(refusing)} cannot be reached now: untick it, or repair it first."
+            return Finding(severity="error", text=text)
         lost = [node.name for node in nodes if node.state != "online"]
         if lost:
             it = "it" if len(lost) == 1 else "them"

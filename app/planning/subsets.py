@@ -81,6 +81,19 @@ def _near_fastest(workers: list[Worker]) -> Iterator[Team]:
             )
 
 
+def remember(rate: Rate) -> Rate:
+    """Return a rate that is computed once per GPU, its PC's sharing GPUs and number of ranks."""
+    known: dict[tuple[object, ...], tuple[float, float] | None] = {}
+
+    def find(worker: Worker, num: int) -> tuple[float, float] | None:
+        key = (worker.place, worker.num_sharing, num)
+        if key not in known:
+            known[key] = rate(worker, num)
+        return known[key]
+
+    return find
+
+
 def estimate_teams(case: Case, teams: Iterable[Team], rate: Rate) -> list[tuple[float, Team]]:
     """Return teams of two GPUs or more with the seconds of their step, the fastest first."""
     num_bytes = gradient_bytes(case.shape, case.spec) * case.network_factor

@@ -335,9 +335,9 @@ def _rows(tab: int, state: str = "all") -> Callable[[Stage], QWidget]:
     def show(stage: Stage) -> QWidget:
         stage.window.open_data(DATA_SPEC)
         page = stage.window.data_page()
-        page.which.setCurrentIndex(page.which.findData(state))
+        page.list.filter.setCurrentIndex(page.list.filter.findData(state))
         page.tabs.setCurrentIndex(tab)
-        stage.wait_for(lambda: page.row.learned.toPlainText() != "" and bool(page.rows.rows()))
+        stage.wait_for(lambda: page.row.learned.toPlainText() != "" and bool(page.list.rows.rows()))
         stage.wait_for(lambda: bool(page.columns.boxes))
         return stage.window
 

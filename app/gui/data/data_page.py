@@ -30,22 +30,16 @@ from app.errors import RacklessError
 from app.gui.data.columns_pane import ColumnsPane
 from app.gui.data.numbers_pane import NumbersPane
 from app.gui.data.row_pane import RowPane
+from app.gui.data.rows_pane import ROWS_PER_PAGE, RowsPane
 from app.gui.kit.banner import Banner
 from app.gui.kit.empty import EmptyState
-from app.gui.kit.inputs import ChoiceBox, NumberBox
-from app.gui.kit.primitives import Button, IconButton, make_label, set_page_margins, set_tooltip
+from app.gui.kit.primitives import Button, make_label, set_page_margins, set_tooltip
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
-from app.gui.tables.data_columns import data_columns
-from app.gui.tables.rows_model import RowsModel
-from app.gui.tables.view import TableView
-from app.presentation.rows_text import FILTERS, sum_up
+from app.presentation.rows_text import sum_up
 
-ROWS_PER_PAGE = 200
 REFRESH_MS = 500
 """Time between two requests for the numbers while rows are read, in milliseconds."""
-SEARCH_MS = 300
-"""Pause in typing before a search, in milliseconds."""
 _UNUSED_MODEL = "-"
 
 
@@ -58,8 +52,6 @@ class DataPage(QWidget):
         self._context = context
         self._source: DataSource | None = None
         self._figures = DataFigures()
-        self._list = RowList(rows=(), num_rows=0, is_whole=True)
-        self._start = 0
         self._ops: dict[str, Op] = {}
         self.banner = Banner(context.theme)
         self.data = self._make_line("Data", "File, folder, or data set of the hub in the cache")
@@ -75,23 +67,12 @@ class DataPage(QWidget):
             role="primary",
             tip="Fill in a new run with this data and the meanings of its columns",
         )
-        self.which = ChoiceBox()
-        self.which.setAccessibleName("Rows to list")
-        self.which.setMinimumContentsLength(20)
-        for name, words in FILTERS.items():
-            self.which.addItem(words, name)
-        self.search = QLineEdit()
-        self.search.setPlaceholderText("Search")
-        self.search.setAccessibleName("Search the rows")
-        self.search.setClearButtonEnabled(True)
-        self.rows: RowsModel[RowBrief] = RowsModel(data_columns(), key=lambda row: row.place)
-        self.table = TableView(context.theme, self.rows, "Rows")
+        self.list = RowsPane(context.theme)
         self.row = RowPane(context.theme)
         self.numbers = NumbersPane(context.theme)
         self.columns = ColumnsPane()
         self.stack = QStackedWidget()
         self._refresh = QTimer(self, interval=REFRESH_MS, singleShot=True)
-        self._typing = QTimer(self, interval=SEARCH_MS, singleShot=True)
         self._lay_out()
         self._connect()
         self._show_source()
@@ -146,37 +127,12 @@ class DataPage(QWidget):
         column.addWidget(self.stack, 1)
 
     def _make_split(self) -> QSplitter:
-        theme = self._context.theme
-        left = QWidget()
-        column = QVBoxLayout(left)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
-        filters = QHBoxLayout()
-        filters.setSpacing(8)
-        filters.addWidget(self.which)
-        filters.addWidget(self.search, 1)
-        column.addLayout(filters)
-        column.addWidget(self.table, 1)
-        self.earlier = IconButton(theme, "up", "Earlier rows", lambda: self._step(-1))
-        self.later = IconButton(theme, "down", "Later rows", lambda: self._step(1))
-        self.place = make_label("", "caption")
-        self.go_to = NumberBox(minimum=1, maximum=2**31 - 1)
-        self.go_to.setAccessibleName("First row to list")
-        set_tooltip(self.go_to, "First row to list")
-        foot = QHBoxLayout()
-        foot.setSpacing(8)
-        foot.addWidget(self.place, 1)
-        foot.addWidget(make_label("From", "caption"))
-        foot.addWidget(self.go_to)
-        foot.addWidget(self.earlier)
-        foot.addWidget(self.later)
-        column.addLayout(foot)
         self.tabs = QTabWidget()
         self.tabs.addTab(self.row, "Row")
         self.tabs.addTab(self.numbers, "All rows")
         self.tabs.addTab(self.columns, "Columns")
         split = QSplitter(Qt.Orientation.Horizontal)
-        split.addWidget(left)
+        split.addWidget(self.list)
         split.addWidget(self.tabs)
         split.setSizes([640, 520])
         split.setChildrenCollapsible(False)
@@ -186,11 +142,8 @@ class DataPage(QWidget):
     def _connect(self) -> None:
         self.data.returnPressed.connect(self._open_typed)
         self.model.returnPressed.connect(self._open_typed)
-        self.which.currentIndexChanged.connect(lambda index: self._list_from(0))
-        self.search.textChanged.connect(lambda text: self._typing.start())
-        self._typing.timeout.connect(lambda: self._list_from(0))
-        self.go_to.editingFinished.connect(lambda: self._list_from(self.go_to.value() - 1))
-        self.table.chosen.connect(self._show_row)
+        self.list.wanted.connect(self._ask_rows)
+        self.list.row_chosen.connect(self._show_row)
         self.columns.chosen.connect(self._map_columns)
         self._refresh.timeout.connect(self._ask_figures)
 
@@ -203,10 +156,8 @@ class DataPage(QWidget):
         self._source = DataSource(spec=spec)
         self._figures = DataFigures()
         self.banner.hide()
-        self.search.clear()
-        self.which.setCurrentIndex(0)
         self._show_source()
-        self._list_from(0)
+        self._ask_rows()
 
     def _open_typed(self) -> None:
         name = self.data.text().strip()
@@ -249,14 +200,6 @@ class DataPage(QWidget):
 
     # ------------------------------------------------------------ rows
 
-    def _step(self, pages: int) -> None:
-        self._list_from(max(0, self._start + pages * ROWS_PER_PAGE))
-
-    def _list_from(self, start: int) -> None:
-        self._typing.stop()
-        self._start = start
-        self._ask_rows()
-
     def _ask_rows(self) -> None:
         if self._source is None:
             return
@@ -265,10 +208,10 @@ class DataPage(QWidget):
             self._context.bridge.do(
                 ListDataRows(
                     source=self._source,
-                    start=self._start,
+                    start=self.list.start,
                     count=ROWS_PER_PAGE,
-                    which=self.which.currentData(),
-                    search=self.search.text().strip(),
+                    which=self.list.which,
+                    search=self.list.text,
                 ),
                 self._take_rows,
                 self._fail,
@@ -285,9 +228,8 @@ class DataPage(QWidget):
             ),
         )
 
-    def _show_row(self) -> None:
-        chosen = self.table.selected()
-        if chosen is None or self._source is None:
+    def _show_row(self, chosen: RowBrief) -> None:
+        if self._source is None:
             return
         self._replace_op(
             "row",
@@ -304,20 +246,7 @@ class DataPage(QWidget):
         self._ops[name] = op
 
     def _take_rows(self, found: RowList) -> None:
-        self._list = found
-        chosen = self.table.selected()
-        # Rows that are still listed keep selection and scroll position.
-        if [row.place for row in found.rows] != [row.place for row in self.rows.rows()]:
-            self.rows.reset([])
-        self.rows.reset(found.rows)
-        if chosen is not None and self.rows.place_of(chosen.place) is not None:
-            if self.table.selected() is None:
-                self.table.select(chosen.place)
-        elif found.rows:
-            self.table.select(found.rows[0].place)
-        has_files = any(row.file for row in found.rows)
-        self.table.setColumnHidden(len(self.rows.columns) - 1, not has_files)
-        self._show_place()
+        self.list.show_list(found)
         self._refresh.start()
 
     def _take_figures(self, found: DataFigures) -> None:
@@ -327,7 +256,7 @@ class DataPage(QWidget):
             self.banner.show_message("warning", "Not all rows could be read", found.problem)
             return
         # Rows get their numbers and states while all are read; a search looks further.
-        if old != found or not self._list.is_whole:
+        if old != found or not self.list.is_whole:
             self._ask_rows()
         elif not found.is_whole:
             self._refresh.start()
@@ -341,7 +270,7 @@ class DataPage(QWidget):
         has_source = self._source is not None
         self.stack.setCurrentIndex(int(has_source))
         self.use.setEnabled(has_source)
-        self.rows.reset([])
+        self.list.clear()
         self.row.show_row(None)
         self._show_figures()
 
@@ -354,19 +283,6 @@ class DataPage(QWidget):
         self.numbers.show_figures(found, spec.sequence_tokens)
         if found.columns:
             self.columns.show_columns(found.columns, spec.data.columns)
-
-    def _show_place(self) -> None:
-        found, shown = self._list, len(self._list.rows)
-        more = "" if found.is_whole else " so far"
-        first = self._start + 1
-        words = f"{first:,} to {self._start + shown:,} of {found.num_rows:,}{more}"
-        self.place.setText(words if shown else f"No such rows{more}")
-        self.table.say_when_empty("" if shown else f"No such rows{more}")
-        self.earlier.setEnabled(self._start > 0)
-        self.later.setEnabled(self._start + shown < found.num_rows)
-        self.go_to.blockSignals(True)
-        self.go_to.setValue(first)
-        self.go_to.blockSignals(False)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

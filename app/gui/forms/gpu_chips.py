@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QToolButton, QWidget
+from PySide6.QtWidgets import QGridLayout, QToolButton, QWidget
 
-from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import set_tooltip
 from app.text import short_card
+
+_COLUMNS = 4
 
 
 class GpuChips(QWidget):
@@ -22,8 +23,10 @@ class GpuChips(QWidget):
         self._node = node
         self._names: tuple[str, ...] = ()
         self.chips: list[QToolButton] = []
-        self._line = FlowLayout(gap_px=4, line_gap_px=4)
-        self.setLayout(self._line)
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setSpacing(4)
+        self._grid.setColumnStretch(_COLUMNS, 1)
         self.hide()
 
     @property
@@ -37,7 +40,7 @@ class GpuChips(QWidget):
             return
         self._names = tuple(names)
         for chip in self.chips:
-            self._line.removeWidget(chip)
+            self._grid.removeWidget(chip)
             chip.deleteLater()
         self.chips = [self._make_chip(i, name) for i, name in enumerate(names)]
         self.setVisible(self.is_used)
@@ -66,5 +69,5 @@ class GpuChips(QWidget):
         chip.setAccessibleName(f"GPU {index} of {self._node}: {name}")
         set_tooltip(chip, f"GPU {index}: {name}. Click to leave it out of this run.")
         chip.toggled.connect(self.edited)
-        self._line.addWidget(chip)
+        self._grid.addWidget(chip, *divmod(index, _COLUMNS))
         return chip

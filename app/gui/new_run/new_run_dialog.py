@@ -7,7 +7,6 @@ has pressed Start.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from PySide6.QtWidgets import QDialog, QFileDialog, QHBoxLayout, QVBoxLayout, QW
 from agents.contract.spec import RunSpec
 from app.core.library import DeleteRecipe, ListRecipes, ReadRunFile
 from app.core.runs import StartRun
-from app.errors import LeftOutRows, RacklessError
 from app.events import RunSnapshot
 from app.flows import new_run_answers
 from app.flows.new_run import RunReview, name_paths, plan_spec, preview_spec, review, take_advice
@@ -32,11 +30,10 @@ from app.gui.new_run.live_plan import LivePlan
 from app.gui.new_run.outlook import Outlook
 from app.gui.new_run.run_file_dialog import RUN_FILES, RunFileDialog
 from app.gui.new_run.run_form import ON_HUB, RunForm
-from app.gui.session.banner_task import show_error_while
-from app.gui.session.bridge import Op
+from app.gui.new_run.run_starter import RunStarter
 from app.gui.session.context import Context
 from app.gui.session.path_checker import PathChecker
-from app.text import capitalize, free_name
+from app.text import free_name
 
 
 def confirm_delete_recipe(parent: QWidget, theme: Theme) -> bool:
@@ -95,7 +92,6 @@ class NewRunDialog(QDialog):
         self._shows_all = False
         # True while the banner counts answers that need attention.
         self._complains = False
-        self._op: Op | None = None
         self.setWindowTitle("New run")
         self.setMinimumSize(840, 480)
         self.resize(1100, 760)
@@ -107,6 +103,8 @@ class NewRunDialog(QDialog):
         self._paths = PathChecker(context.bridge, self)
         self._paths.checked.connect(self._review)
         self.start = Button(context.theme, "Start", self._start, icon="resume", role="primary")
+        self.starter = RunStarter(context, self.banner, self.start)
+        self.starter.started.connect(self._started)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
@@ -171,8 +169,7 @@ class NewRunDialog(QDialog):
 
     def reject(self) -> None:
         self._count.end()
-        if self._op is not None:
-            self._op.cancel()
+        self.starter.end()
         # A form filled from a run or a file and left unchanged holds nothing worth a draft.
         if self.answers() != self._given:
             self.left.emit(new_run_answers.to_draft(self.answers(), self._untouched))
@@ -249,7 +246,7 @@ class NewRunDialog(QDialog):
 
     def _forget_message(self) -> None:
         """Hide what the banner says of the answers before this edit."""
-        if self._op is None and not self._complains:
+        if not self.starter.is_busy and not self._complains:
             self.banner.hide()
 
     def _take_nodes(self) -> None:
@@ -312,53 +309,11 @@ class NewRunDialog(QDialog):
     def _start(self) -> None:
         spec = self._read_spec()
         if spec is not None:
-            self._launch(StartRun(spec=spec))
+            self.starter.begin(StartRun(spec=spec))
 
-    def _launch(self, start: StartRun) -> None:
-        # A second click would launch a second run; failure and cancel enable the button again.
-        self.start.setEnabled(False)
-        self._show_start("Copying what the nodes do not have yet.")
-        self._op = self._context.bridge.do(
-            start,
-            success=self._started,
-            failure=partial(self._failed, start),
-            progress=lambda line: self._show_start(capitalize(str(line))),
-            at_close=f"Starting {start.spec.name} stops: it does not train yet. Files already "
-            "copied to the nodes are kept.",
-        )
-
-    def _show_start(self, line: str) -> None:
-        self.banner.show_message("busy", "Starting", line, ("Cancel start", self._break_off))
-
-    def _break_off(self) -> None:
-        if self._op is not None:
-            self._op.cancel()
-            self._op = None
-        # A cancelled operation calls nothing back, so the form is made ready here.
-        self.start.setEnabled(True)
-        self.banner.show_message(
-            "calm",
-            "Start cancelled",
-            "Files already copied to the nodes are kept for the next start. If the run was "
-            "already launched, it is stopped and listed under Runs.",
-        )
-
-    def _started(self, run: RunSnapshot) -> None:
-        self.started.emit(run.run_id)
+    def _started(self, run_id: str) -> None:
+        self.started.emit(run_id)
         self.accept()
-
-    def _failed(self, start: StartRun, error: RacklessError) -> None:
-        self._op = None
-        self.start.setEnabled(True)
-        if isinstance(error, LeftOutRows):
-            self.banner.show_message(
-                "warning",
-                f"Nothing was started: {error.message}",
-                "Correct the data, or start without what is left out.",
-                (error.offer, lambda: self._launch(replace(start, accept_left_out=True))),
-            )
-            return
-        show_error_while(self._context, self.banner, error)
 
     def _choose_file(self) -> None:
         chosen, _ = QFileDialog.getOpenFileName(self, "Run file", filter=RUN_FILES)

@@ -11,7 +11,7 @@ from app.planning.hardware.network import gradient_bytes, hide, ring_s, statisti
 from app.planning.memory.forecast import Fit
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.split import split_rows
-from app.planning.subsets import compute_best, estimate_teams, list_teams
+from app.planning.subsets import compute_best, estimate_teams, list_teams, remember
 
 # Bytes of a checkpoint per trained value.
 _STATE_BYTES = {"adamw": 12.0, "adamw_8bit": 6.0, "paged_adamw_8bit": 6.0}
@@ -26,6 +26,7 @@ def propose_single(case: Case, bar_s: float) -> Iterator[Candidate]:
 def propose_data(case: Case, bar_s: float) -> Iterator[Candidate]:
     """Yield the plans of the teams that may be the fastest, then that of all GPUs."""
 
+    @remember
     def rate(worker: Worker, num: int) -> tuple[float, float] | None:
         # As one GPU alone: a team's micro-batches are never larger, so this bounds its speed.
         fit = case.fit(worker, 1)

@@ -25,7 +25,7 @@ from app.planning.throughput import ModelCost, PlannedPace, arithmetic_share, ma
 # Parts of a GPU's memory that a pipeline divides among its stages.
 _SPLIT_PARTS = ("weights", "constants", "adapter", "gradients", "optimizer")
 # Number of chains that are computed in full if there are many GPUs.
-_MOST_CHAINS = 4
+_MOST_CHAINS = 2
 # Number of PCs up to which a chain is tried in every order, and of GPUs up to which in several.
 _ALL_ORDERS, _FEW = 3, 6
 # A smaller chain is tried only if its memory exceeds those parts by this factor: activations, the
@@ -80,7 +80,10 @@ def _replicate(case: Case) -> Iterator[Candidate]:
     """Yield the fastest plan of several pipelines over all GPUs, if there is one."""
     replicated: list[Candidate] = []
     for num in range(2, len(case.workers)):
-        several = plan_pipelines(case, divide_workers(case.workers, num))
+        groups = divide_workers(case.workers, num)
+        if not all(has_room(case, group) for group in groups):
+            break
+        several = plan_pipelines(case, groups)
         # Each replica has fewer GPUs as their number grows: stages soon exceed the memory for good,
         # while a plan that failed for lack of layers may still succeed.
         if several is not None and not several.fits:

@@ -22,7 +22,14 @@ from app.planning.memory.gpu import choose_width
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.split import split_rows
 from app.planning.strategies.data_parallel import choose_weights, exposed_s, save_s
-from app.planning.subsets import Team, compute_best, estimate_teams, fastest_together, list_teams
+from app.planning.subsets import (
+    Team,
+    compute_best,
+    estimate_teams,
+    fastest_together,
+    list_teams,
+    remember,
+)
 
 # Minimum number of layers on the GPU: the current one and those being copied.
 _SLOTS = 3
@@ -35,6 +42,7 @@ def propose_streamed(case: Case, bar_s: float) -> Iterator[Candidate]:
     if refuse_streamed(case):
         return
 
+    @remember
     def rate(worker: Worker, num: int) -> tuple[float, float] | None:
         stream = _stream(case, worker, num, worker.num_sharing)
         if not (stream.fit.fits and stream.is_in_ram):

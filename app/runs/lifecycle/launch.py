@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -96,11 +96,10 @@ async def start_run(
     report(f"checking {show_list(nodes)}")
     plan = await preflight.plan_launch(services, spec, nodes)
     await run_inputs.require_models_there(services, spec, inputs, plan.nodes)
-    _report_plan(plan, report)
-    if spec.nodes == "all" and plan.forecast.nodes:
-        # Named, so that a resume keeps the choice and no other node joins later.
-        spec = replace(spec, nodes=plan.forecast.nodes)
-    for text in _advise(services, spec, plan):
+    # Named, so that a resume keeps the choice and no other node joins later.
+    chosen = plan.forecast.nodes if spec.nodes == "all" else ()
+    spec = replace(spec, nodes=chosen or spec.nodes)
+    for text in (*_describe_choice(plan), *_advise(services, spec, plan)):
         report(text)
     counts = await left_out.count_before_sending(services, spec, inputs, plan, report)
     left_out.settle_losses(counts, report, accepts=accept_left_out)
@@ -153,14 +152,15 @@ async def start_run(
     raise rival
 
 
-def _report_plan(plan: preflight.LaunchPlan, report: OnMessage) -> None:
+def _describe_choice(plan: preflight.LaunchPlan) -> Iterator[str]:
+    """Yield sentences on the plan that starts, and on what changed since it was shown."""
     if plan.away:
         verb = "takes" if len(plan.away) == 1 else "take"
-        report(f"{show_list(plan.away)} cannot be reached and {verb} no part")
+        yield f"{show_list(plan.away)} cannot be reached and {verb} no part"
     if plan.forecast.plan_id:
-        report(f"starting plan {plan.forecast.plan_id}")
+        yield f"starting plan {plan.forecast.plan_id}"
     if plan.forecast.changed:
-        report(plan.forecast.changed)
+        yield plan.forecast.changed
 
 
 async def launch(

@@ -61,6 +61,7 @@ PRODUCT_COMMANDS = [
     "data find",
     "data fetch org/name:part",
     "data list",
+    "data show rows.jsonl --filter longest --search word",
     "recipes list",
     "recipes show NAME",
     "recipes save run.yaml --title TEXT",

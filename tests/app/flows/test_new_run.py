@@ -140,6 +140,15 @@ def test_nodes_that_cannot_start_are_named(nodes, answer, words):
     assert result.spec is None
 
 
+def test_a_run_on_all_nodes_starts_without_a_pc_that_is_off():
+    nodes = (node("alpha"), node("beta", "unreachable"))
+    result = review(GOOD | {"nodes": "all"}, nodes)
+    assert result.findings["nodes"].severity == "warning"
+    assert "the run starts without it" in result.findings["nodes"].text
+    assert result.spec is not None
+    assert review(GOOD | {"nodes": "alpha, beta"}, nodes).spec is None
+
+
 def test_a_lost_node_that_is_not_chosen_does_not_matter():
     nodes = (node("alpha"), node("beta", "refused"))
     assert review(GOOD | {"nodes": "alpha"}, nodes).spec.nodes == ("alpha",)
@@ -235,6 +244,7 @@ OTHER = {
         ignore_columns=("id", "label"),
         columns=("text=body",),
         rendered="no",
+        encoding="cp1252",
         documents="line",
         long_text="cut",
         learn="everything",
@@ -449,9 +459,7 @@ EARLIER_NAMES = (
 def test_a_draft_of_an_earlier_version_is_taken_up():
     found = take_up({name: f"typed {name}" for name in EARLIER_NAMES}, USUAL)
     assert found["adapter.kind"] == "typed adapter"
-    later = {name for name, key in run_keys().items() if key.about.is_later}
-    later -= {"data.ignore_columns", "adapter.experts", "activation_bits"}  # of version 0.1
-    typed = [value for name, value in found.items() if name not in later]
+    typed = [value for value in found.values() if value.startswith("typed ")]
     assert sorted(typed) == sorted(f"typed {name}" for name in EARLIER_NAMES)
 
 

@@ -11,7 +11,8 @@ from PySide6.QtWidgets import QLabel
 from agents.contract.spec import DataSpec, RunSpec
 from app.core.data import ListDataRows, ReadDataFigures
 from app.errors import UserError
-from app.gui.data.data_page import ROWS_PER_PAGE, DataPage
+from app.gui.data.data_page import DataPage
+from app.gui.data.rows_pane import ROWS_PER_PAGE
 from app.gui.new_run.new_run_dialog import NewRunDialog
 from tests.fakes.rows import FIGURES
 from tests.gui.stage import Stage, find_dialog, open_dialog, press
@@ -23,7 +24,7 @@ SPEC = RunSpec(model="/models/m", data=DataSpec(train="/data/chats.jsonl"))
 def page(busy: Stage) -> DataPage:
     busy.window.open_data(SPEC)
     page = busy.window.data_page()
-    busy.wait_for(lambda: bool(page.rows.rows()) and bool(page.columns.boxes))
+    busy.wait_for(lambda: bool(page.list.rows.rows()) and bool(page.columns.boxes))
     return page
 
 
@@ -44,8 +45,8 @@ def test_an_empty_page_says_what_it_is_for(busy: Stage) -> None:
 
 
 def test_rows_come_with_their_numbers(busy: Stage, page: DataPage) -> None:
-    assert len(page.rows.rows()) == ROWS_PER_PAGE
-    assert page.place.text() == "1 to 200 of 12,480"
+    assert len(page.list.rows.rows()) == ROWS_PER_PAGE
+    assert page.list.place.text() == "1 to 200 of 12,480"
     assert page.summary.text().startswith("chats.jsonl \u00b7 12,480 rows \u00b7 34 left out")
     texts = [label.text() for label in page.numbers.findChildren(QLabel)]
     assert "44 % of the tokens" in texts
@@ -59,32 +60,32 @@ def test_the_first_row_is_shown_as_learned(busy: Stage, page: DataPage) -> None:
     busy.wait_for(lambda: "Marked text" in page.row.learned.toPlainText())
     assert "<|im_start|>assistant" in page.row.learned.toPlainText()
     assert '"topic": "support"' in page.row.raw.toPlainText()
-    page.table.select(3)
+    page.list.table.select(3)
     busy.wait_for(lambda: "no answer of the assistant" in page.row.learned.toPlainText())
     assert "left out" in page.row.title.text()
 
 
 def test_rows_are_filtered_and_searched(busy: Stage, page: DataPage) -> None:
-    page.which.setCurrentIndex(page.which.findData("left_out"))
-    busy.wait_for(lambda: [row.place for row in page.rows.rows()] == [3])
-    page.which.setCurrentIndex(0)
-    QTest.keyClicks(page.search, "INVOICE")
-    busy.wait_for(lambda: bool(page.rows.rows()) and page.rows.rows()[0].place == 2)
+    page.list.filter.setCurrentIndex(page.list.filter.findData("left_out"))
+    busy.wait_for(lambda: [row.place for row in page.list.rows.rows()] == [3])
+    page.list.filter.setCurrentIndex(0)
+    QTest.keyClicks(page.list.search, "INVOICE")
+    busy.wait_for(lambda: bool(page.list.rows.rows()) and page.list.rows.rows()[0].place == 2)
     assert (asked(busy).search, asked(busy).which) == ("INVOICE", "all")
-    QTest.keyClicks(page.search, " nowhere")
-    busy.wait_for(lambda: not page.rows.rows())
-    assert page.place.text() == "No such rows"
+    QTest.keyClicks(page.list.search, " nowhere")
+    busy.wait_for(lambda: not page.list.rows.rows())
+    assert page.list.place.text() == "No such rows"
 
 
 def test_pages_lead_to_later_rows(busy: Stage, page: DataPage) -> None:
-    assert not page.earlier.isEnabled()
-    page.later.click()
-    busy.wait_for(lambda: page.rows.rows()[0].place == ROWS_PER_PAGE + 1)
-    assert page.earlier.isEnabled()
-    page.go_to.setValue(51)
-    page.go_to.editingFinished.emit()
-    busy.wait_for(lambda: page.rows.rows()[0].place == 51)
-    assert page.place.text() == "51 to 250 of 12,480"
+    assert not page.list.earlier.isEnabled()
+    page.list.later.click()
+    busy.wait_for(lambda: page.list.rows.rows()[0].place == ROWS_PER_PAGE + 1)
+    assert page.list.earlier.isEnabled()
+    page.list.go_to.setValue(51)
+    page.list.go_to.editingFinished.emit()
+    busy.wait_for(lambda: page.list.rows.rows()[0].place == 51)
+    assert page.list.place.text() == "51 to 250 of 12,480"
 
 
 def test_numbers_grow_while_rows_are_read(busy: Stage) -> None:
@@ -92,10 +93,10 @@ def test_numbers_grow_while_rows_are_read(busy: Stage) -> None:
     busy.window.open_data(SPEC)
     page = busy.window.data_page()
     busy.wait_for(lambda: "The first 90 rows (25 % of the data)" in page.summary.text())
-    assert page.place.text() == "1 to 90 of 90 so far"
+    assert page.list.place.text() == "1 to 90 of 90 so far"
     busy.core.data.figures = FIGURES
     busy.wait_for(lambda: "12,480 rows" in page.summary.text())
-    busy.wait_for(lambda: page.place.text() == "1 to 200 of 12,480")
+    busy.wait_for(lambda: page.list.place.text() == "1 to 200 of 12,480")
 
 
 def test_a_mapping_is_read_at_once_and_goes_into_a_new_run(busy: Stage, page: DataPage) -> None:

@@ -77,6 +77,8 @@ class Browser:
         self._is_known = self.index.open()
         self._thread: threading.Thread | None = None
         self._tokenizer: Any = None
+        self._can_render = threading.Event()
+        """Set once the tokenizer is loaded, or cannot be."""
         self._num_lines = 0
         self._search = ""
         self._matches: Iterator[int | None] = iter(())
@@ -94,15 +96,16 @@ class Browser:
 
     def _read_all(self) -> None:
         try:
-            if self._places.counts_by_line:
-                for num_lines in self._places.find_lines():
-                    self._num_lines = num_lines
             if self._job.model_path:
                 from agents.trainer.data.tokenizer import load_tokenizer  # takes seconds
 
                 self._tokenizer, _ = load_tokenizer(
                     find_tokenizer(self._job.model_path), data=self._job.spec.data
                 )
+            self._can_render.set()
+            if self._places.counts_by_line:
+                for num_lines in self._places.find_lines():
+                    self._num_lines = num_lines
             if self._is_known:
                 return
             found = Indexer(self.files, self._job.spec, self._tokenizer, self.index).run()
@@ -116,6 +119,8 @@ class Browser:
         except OSError as error:
             text = f"The index of the rows cannot be written: {error}."
             self.index.figures = replace(self.index.figures, problem=text)
+        finally:
+            self._can_render.set()
 
     # ------------------------------------------------------------ answers
 
@@ -286,6 +291,8 @@ class Browser:
         return found
 
     def _render(self, row: ConversationRow) -> ShownRow | Skipped:
+        self.start()
+        self._can_render.wait()
         if self._tokenizer is None:
             return _show_turns(row)
         from agents.trainer.data.preview import show_row
