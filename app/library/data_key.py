@@ -40,6 +40,8 @@ def make_data_key(spec: RunSpec) -> str:
         )
     if spec.data.chooses_rows or not spec.data.shuffle:
         parts.append([spec.data.deduplicate, spec.data.shuffle, spec.data.eval])
+    if spec.data.encoding != "utf-8":
+        parts.append(["encoding", spec.data.encoding])
     if spec.data.rendered != "auto":
         parts.append(spec.data.rendered)
     if (texts := [spec.data.documents, spec.data.long_text]) != ["file", "split"]:

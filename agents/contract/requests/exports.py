@@ -10,6 +10,7 @@ from agents.contract.names import MAX_STEP, check_inside, check_name, check_numb
 from agents.contract.objectives import DataFormat, Objective
 from agents.contract.requests import NodeRequest
 from agents.contract.run import FileEntry
+from agents.contract.spec import Encoding
 
 PROOF_FILE = "proof.json"
 """File of an artifact with its measured quality."""
@@ -24,6 +25,7 @@ class TextSource:
     objective: Objective = "sft"
     columns: tuple[str, ...] = ()
     """Entries of `data.columns`."""
+    encoding: Encoding = "utf-8"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

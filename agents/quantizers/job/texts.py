@@ -117,7 +117,11 @@ def _read(
     tally = Tally(name=files.name)
     objective = "" if of_any_objective else source.objective  # empty: the reader accepts any format
     data = DataSpec(
-        train=source.path, format=source.format, columns=source.columns, documents="line"
+        train=source.path,
+        format=source.format,
+        columns=source.columns,
+        encoding=source.encoding,
+        documents="line",
     )
     reader = RowReader(files, data, objective, tally)
     rows: list[tuple[int, ...]] = []

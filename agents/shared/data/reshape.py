@@ -59,6 +59,8 @@ _NOTHING = frozenset({"", "nan", "none", "null", "<noinput>"})
 """Texts that tables and scripts write for an empty optional column."""
 _OPTIONAL = ("input", "system", "history")
 _MIN_KEYED = 2
+_MIN_PROSE_WORDS = 5
+"""Number of words from which an unread text might be the one that was meant."""
 
 
 class ColumnMapping:
@@ -354,7 +356,8 @@ def explain_reading(given: Mapping[Any, Any], shaped: Mapping[Any, Any], data_fo
         key
         for key, value in given.items()
         if key in shaped and isinstance(key, str) and key not in KNOWN_KEYS
-        and shape_of(value) == "text" and find_kind(key).kind == "unknown" and not is_about(key)
+        and shape_of(value) == "text" and len(str(value).split()) >= _MIN_PROSE_WORDS
+        and find_kind(key).kind == "unknown" and not is_about(key)
     ]  # fmt: skip
     said = " and ".join(map(quote, names)) if names else "their shape"
     if others and data_format in ("alpaca", "text"):

@@ -220,6 +220,7 @@ async def _quantize(
         format=data.format,
         objective=work.run.spec.objective,
         columns=data.columns,
+        encoding=data.encoding,
     )
     evaluation = None
     if inputs.eval is not None:

@@ -110,3 +110,13 @@ def test_long_rows_are_cut_as_the_run_does(tmp_path: Path) -> None:
     split = cut_and_pack(guess_data(tmp_path / "a.txt"), replace(spec, data=DataSpec(train="t")))
     assert (split.num_rows, split.longest_tokens) == (20, 512)
     assert not split.findings
+
+
+def test_encoding_counts_for_guess_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('{"text": "words"}\n'.encode("utf-16-le") * 20)
+    plain, wide = DataSpec(train=str(path)), DataSpec(train=str(path), encoding="utf-16-le")
+    assert make_data_key(RunSpec(model="m", data=plain)) != make_data_key(
+        RunSpec(model="m", data=wide)
+    )
+    assert guess_data(path, wide).num_rows == 20

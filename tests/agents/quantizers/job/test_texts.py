@@ -40,3 +40,11 @@ def test_pairs_and_conversations_calibrate_runs_of_either_objective(tmp_path):
     dpo = replace(TRAIN, path=str(pairs), objective="dpo")
     assert len(read_texts(TRAIN, None, tokenizer, TextSource(path=str(pairs))).calibration) == 40
     assert len(read_texts(dpo, None, tokenizer, TextSource(path=str(plain))).calibration) == 40
+
+
+def test_data_in_another_encoding_calibrates(tmp_path):
+    tokenizer, _ = load_tokenizer(DEMO / "model")
+    file = tmp_path / "train.jsonl"
+    file.write_text((DEMO / "train.jsonl").read_text("utf-8"), "utf-16-le")
+    train = TextSource(path=str(file), encoding="utf-16-le")
+    assert read_texts(train, None, tokenizer) == read_texts(TRAIN, None, tokenizer)

@@ -22,7 +22,7 @@ DEMO = Path(__file__).parents[4] / "resources" / "demo"
 
 @pytest.fixture
 def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preview_module, "_can_run_here", lambda: False)
+    monkeypatch.setattr(preview_module, "can_run_here", lambda: False)
 
 
 def make_spec(path: Path) -> RunSpec:
