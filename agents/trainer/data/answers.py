@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from agents.contract.spec import Learn
 from agents.errors import ExpectedError
 from agents.shared.data.columns import THOUGHT_MARKS
 from agents.trainer.data import templates
@@ -63,6 +64,8 @@ class RenderedText:
     notes: frozenset[Note] = frozenset()
     ends_with_answer: bool = False
     """True if an answer that is learned ends the text, so that it has to teach the end."""
+    is_text: bool = False
+    """True for a plain text, which may be divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,11 @@ def find_turn_end(tokenizer: Any) -> TurnEnd:
 
 
 def render_answers(
-    tokenizer: Any, turns: tuple[ConversationTurn, ...], num_shared_turns: int, rules: int
+    tokenizer: Any,
+    turns: tuple[ConversationTurn, ...],
+    num_shared_turns: int,
+    rules: int,
+    learn: Learn = "answers",
 ) -> RenderedText:
     """Return the text of a conversation with its answers.
 
@@ -123,6 +130,7 @@ def render_answers(
         turns: the turns.
         num_shared_turns: number of leading turns that are not learned.
         rules: version of `tokens.TEXT_RULES`.
+        learn: part of the conversation that is learned.
 
     Raises:
         ValueError: the template rejects the conversation, or an answer cannot be located.
@@ -143,8 +151,11 @@ def render_answers(
     learned = [
         place for place, turn in enumerate(folded) if turn.is_answer and place >= num_shared_turns
     ]
+    if learn == "last_answer":
+        learned = learned[-1:]
     if rules >= 3:
-        return _render_as_chat(tokenizer, folded, learned, text)
+        found = _render_as_chat(tokenizer, folded, learned, text)
+        return _learn_everything(found, folded) if learn == "everything" else found
     found = RenderedText(text, [])
     for place in learned:
         span = _find_answer(tokenizer, folded, place, text)
@@ -198,6 +209,23 @@ def _render_as_chat(
     return replace(found, notes=frozenset(notes))
 
 
+def _learn_everything(found: RenderedText, turns: tuple[ConversationTurn, ...]) -> RenderedText:
+    """Return a text of which all is learned that its data does not exclude."""
+    masked, weights, start = list(found.masked), list(found.weights), 0
+    for turn in turns:
+        said = turn.content.strip()
+        place = found.text.find(said, start)
+        start = place + len(said) if place >= 0 else start
+        if turn.role == "assistant" or place < 0:
+            continue  # masked where the answer was found
+        begin = place - (len(turn.content) - len(turn.content.lstrip()))
+        masked += [range(begin + part.start, begin + part.stop) for part in turn.masked]
+        weights += [
+            (range(begin + part.start, begin + part.stop), weight) for part, weight in turn.weighted
+        ]
+    return replace(found, spans=[range(len(found.text))], masked=masked, weights=weights)
+
+
 def _is_dropped(tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str) -> bool:
     """Return whether the template leaves out a turn."""
     said = turns[place].content.strip()
@@ -220,7 +248,10 @@ def _find_last(tokenizer: Any, turns: tuple[ConversationTurn, ...], text: str) -
     if prompt is None:
         return _Found(text, _find_otherwise(tokenizer, turns, len(turns) - 1, text))
     thought = find_thought(turns[-1])
-    continues = text.startswith(prompt) and len(text) > len(prompt)
+    rest = text.removeprefix(prompt).lstrip()
+    # A template may write an empty thought before one in the content, which it does not know.
+    is_empty = bool(thought) and any(rest.startswith(closing) for _, closing in THOUGHT_MARKS)
+    continues = text.startswith(prompt) and len(text) > len(prompt) and not is_empty
     if continues and thought in text[len(prompt) :]:
         return _Found(text, range(len(prompt), len(text)))
     marks, opened = _find_opened(tokenizer, asked, prompt)
@@ -644,9 +675,32 @@ def fold_system(
             return turns, text
     except ValueError:
         pass
-    first = replace(turns[1], content=f"{turns[0].content}\n\n{turns[1].content}")
-    folded = (first, *turns[2:])
+    folded = (_prepend(turns[0], turns[1]), *turns[2:])
     return folded, _render(tokenizer, folded, add_generation_prompt=False)
+
+
+def _prepend(system: ConversationTurn, asked: ConversationTurn) -> ConversationTurn:
+    """Return a question with the system turn before it; the marks of both keep their places."""
+    before = f"{system.content}\n\n"
+
+    def moved(part: range) -> range:
+        return range(len(before) + part.start, len(before) + part.stop)
+
+    return replace(
+        asked,
+        content=before + asked.content,
+        masked=(*system.masked, *map(moved, asked.masked)),
+        weighted=(*system.weighted, *((moved(part), one) for part, one in asked.weighted)),
+    )
+
+
+def render_turns(tokenizer: Any, turns: tuple[ConversationTurn, ...]) -> str:
+    """Return the text of a finished conversation.
+
+    Raises:
+        ValueError: the template rejects the conversation.
+    """
+    return _render(tokenizer, turns, add_generation_prompt=False)
 
 
 def _bind(tokenizer: Any) -> functools.partial[str]:

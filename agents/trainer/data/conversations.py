@@ -402,7 +402,7 @@ def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Conversati
         missing = "" if prompt else "there is no 'prompt', and "
         raise ValueError(f"{missing}'chosen' and 'rejected' do not begin alike")
     for name, turns in (("chosen", chosen), ("rejected", rejected)):
-        if any(turn.weighted for turn in turns):
+        if any(turn.weighted and turn.is_answer for turn in turns):
             raise _Unsupported(f"a message of '{name}' has a weight, but pairs have none")
         if not _has_answer(turns[num_shared_turns:]):
             return f"'{name}' is empty"
@@ -496,10 +496,7 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         raise ValueError(f"message {place} has no text: 'content' is {columns.name_kind(content)}")
     if _calls_by_role(message):
         content, calls = read_called_text(place, content)
-    masked: list[range] = []
-    weighted: list[Weighted] = []
-    if role == "assistant":  # other roles are not learned anyway
-        masked, weighted = _find_marks(place, message, content, marks)
+    masked, weighted = _find_marks(place, message, content, marks)
     extra = _find_extra(place, message) if message.keys() - columns.TURN_KEYS else ()
     return ConversationTurn(
         role=role,

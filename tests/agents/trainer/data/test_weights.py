@@ -200,6 +200,47 @@ def test_weights_in_any_order_add_up_to_the_same(tokenizer: Any) -> None:
     assert sum(sums) == sum(sums[::-1]) == sum(sums[::2]) + sum(sums[1::2])
 
 
+@pytest.mark.parametrize("folds", [False, True])
+def test_weights_of_all_roles_count_if_everything_is_learned(folds: bool) -> None:
+    tokenizer = load_tokenizer(DEMO / "model")[0]
+    if folds:
+        refused = "{% if message.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+        begin = "{% for message in messages %}"
+        tokenizer.chat_template = begin + refused + (
+            "{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}{% endfor %}"
+        )  # fmt: skip
+    asked = [("system", "Be", 0.25), ("user", "What", 0.5), ("assistant", "That", 2)]
+    names = ("role", "content", "weight")
+    row = {"messages": [dict(zip(names, one, strict=True)) for one in asked]}
+    read = read_row(1, row, "chat")
+    assert not isinstance(read, str)
+    (found,) = tokenize_rows(tokenizer, [read], 512, learn="everything")
+    assert not isinstance(found, Skipped)
+    (segment,) = found.segments
+    assert segment.weights is not None
+    offset = 0
+    text = tokenizer.decode(segment.ids)
+    for _, said, weight in asked:
+        place = text.index(said, offset)
+        offset = place + len(said)
+        first, last = (
+            len(tokenizer(text[:end], add_special_tokens=False)["input_ids"])
+            for end in (place, offset)
+        )
+        assert set(segment.weights[first:last].tolist()) == {weight}
+
+
+def test_forms_that_are_known_already_keep_their_weights(tokenizer: Any) -> None:
+    rows = []
+    for number in range(9):
+        row = ask({"content": f"a {number}", "weight": 0.5 if number == 8 else 1})
+        row["messages"][0] = {"role": "user", "content": "q"}
+        rows.append(read_row(number, row, "chat"))
+    *_, last = tokenize_rows(tokenizer, [row for row in rows if not isinstance(row, str)], 512)
+    assert not isinstance(last, Skipped)
+    assert last.segments[0].weight == last.segments[0].num_targets / 2
+
+
 def test_pairs_with_weights_are_refused_by_name(tmp_path: Path) -> None:
     chosen = [{"role": "assistant", "content": "a", "weight": 0.5}]
     pair = {"prompt": "q", "chosen": chosen, "rejected": [{"role": "assistant", "content": "b"}]}
