@@ -353,7 +353,7 @@ def test_tables_have_no_fields_of_other_tools(tokenizer, tmp_path):
     tally = Tally("x")
     reader = RowReader(find_files(path), DataSpec(train="-"), "sft", tally)
     tokenizer.chat_template = families.QWEN2_5_TOOLS
-    found = list(tokenize_kept(iter(reader), reader, tally, tokenizer, 2000))
+    found = list(tokenize_kept(iter(reader), reader, tally, tokenizer, 2000, DataSpec(train="-")))
     expected = [tokenize(tokenizer, families.QWEN2_5_TOOLS, row) for row in rows]
     marked = [mark(tokenizer, one) for one in found]
     assert [" ".join(text.split()) for text in marked] == [
