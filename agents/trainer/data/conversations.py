@@ -162,6 +162,10 @@ def _read_rendered(
         texts = [text[len(prompt) :] for text in texts]
     elif not (is_certain or ends_with_answer_begin(prompt)):
         return None
+    for name in ("system", "input"):
+        part = value.get(name)
+        if isinstance(part, str) and part.strip() not in prompt:
+            raise ValueError(f"'{name}' is no part of the prompt, which is rendered already")
     if is_pair and texts[0] == texts[1]:
         return "'chosen' and 'rejected' are the same"
     if not all(text.strip() for text in texts):
@@ -349,7 +353,7 @@ def _read_turns(messages: Any, key: str) -> tuple[ConversationTurn, ...]:
         before = turns[-1] if turns else turn
         # ShareGPT writes each of several calls as a turn of its own.
         is_more = turns and not turn.content and before.is_answer and _calls_by_role(message)
-        if is_more and before.masked == turn.masked:
+        if is_more and before.masked == turn.masked and {*turn.extra} <= {*before.extra}:
             turns[-1] = replace(before, calls=before.calls + turn.calls)
         else:
             turns.append(turn)
