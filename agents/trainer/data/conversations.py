@@ -353,8 +353,11 @@ def _read_turns(messages: Any, key: str) -> tuple[ConversationTurn, ...]:
         before = turns[-1] if turns else turn
         # ShareGPT writes each of several calls as a turn of its own.
         is_more = turns and not turn.content and before.is_answer and _calls_by_role(message)
-        if is_more and before.masked == turn.masked and {*turn.extra} <= {*before.extra}:
-            turns[-1] = replace(before, calls=before.calls + turn.calls)
+        extra = {**dict(turn.extra), **dict(before.extra)}
+        is_more = is_more and {*turn.extra} <= {*extra.items()}  # two thoughts are two turns
+        if is_more and before.masked == turn.masked:
+            calls = before.calls + turn.calls
+            turns[-1] = replace(before, calls=calls, extra=tuple(extra.items()))
         else:
             turns.append(turn)
     return tuple(turns)
