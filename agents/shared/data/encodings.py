@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from agents.shared.files.folder_files import open_regular
@@ -105,9 +106,12 @@ def guess_encoding(start: bytes) -> str:
 def _count_letters(start: bytes, encoding: str, languages: Sequence[str]) -> float:
     """Return the share of characters beyond ASCII that the best of the languages writes."""
     text = _decodes(start, encoding) or ""
-    counts = Counter(
-        one for one in (text if languages is _CYRILLIC else text.lower()) if one > "\x7f"
-    )
+    if languages is not _CYRILLIC:
+        text = text.lower()
+    counts = Counter(one for one in text if one > "\x7f")
+    # Greek reads as Cyrillic with capitals within words.
+    if sum(one.islower() and two.isupper() for one, two in pairwise(text)) > counts.total() / 50:
+        return 0.0
     usual = (sum(counts[one] for one in {*letters, *_SIGNS}) for letters in languages)
     return max(usual) / max(1, counts.total())
 
