@@ -456,6 +456,10 @@ def _find_earlier(
         raise ValueError(_CHANGED)
     if not (start < end and text.startswith(whole[:end])):
         raise ValueError(_CHANGED)
+    if asked is None and (header := _find_header(tokenizer, turns[:place])):
+        # What stands between a chat's header and the answer is learned, too: `<|channel|>final`.
+        shown = before.rfind(header, before.rfind(turns[place - 1].content.strip()))
+        start = start if shown < 0 else shown + len(header)
     alone = _try_render(tokenizer, other[: place + 1], add_generation_prompt=False) or ""
     follower = turns[place + 1].content.strip() if place + 1 < len(turns) else ""
     alone = alone.partition(_OTHER_ANSWER)[2]
@@ -583,6 +587,9 @@ def _find_masked(
         text: the whole text.
         begin: place at which its content would begin, if known.
     """
+    if any(len(part) == len(turn.content) for part in turn.masked):
+        yield span  # also where the template leaves out the text before a call
+        return
     if not turn.masked:
         return
     said = turn.content.strip()

@@ -57,7 +57,7 @@ def read(tokenizer, tmp_path, family, row, reasoning="learn", **changes):
     reader = RowReader(find_files(path), data, objective, tally)
     found = [
         mark(tokenizer, type(one)((segment,)))
-        for one in tokenize_kept(iter(reader), reader, tally, tokenizer, 500)
+        for one in tokenize_kept(iter(reader), reader, tally, tokenizer, 500, data)
         for segment in one.segments
     ]
     told = {(one.kind, one.column, one.consequence) for one in reader.findings}
