@@ -129,6 +129,10 @@ class Candidate:
     """Energy of the GPUs over the whole run, in watt-hours; None: a power limit or the number of
     rows is not known."""
     num_steps: int | None
+    pc_energy_wh: float | None = None
+    """Energy of the whole PCs that take part, GPUs included, in watt-hours; None: not known."""
+    cost: float | None = None
+    """Price of that energy, in the user's currency; None: the price per kWh is not known."""
     reason: str = ""
     """Reason why it was chosen or rejected, as a sentence for the user."""
     wire_s: float | None = None

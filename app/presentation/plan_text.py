@@ -58,7 +58,8 @@ def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
         ("10 million tokens", _show_ten_million(candidate)),
         ("Division", _describe_division(candidate)),
         ("Total time", f"{total}, {steps}" if steps and candidate.total_s else steps or DASH),
-        ("Energy", show_energy(candidate.energy_wh)),
+        ("Energy", describe_energy(candidate)),
+        ("Electricity", DASH if candidate.cost is None else f"{candidate.cost:,.2f}"),
     ]
     return [(caption, text) for caption, text in rows if text != DASH]
 
@@ -120,6 +121,12 @@ def describe_divergence(spec: RunSpec) -> str:
         return "resumed automatically at half the learning rate (divergence: retry)"
     off = "recovery: off" if spec.divergence == "retry" else "divergence: wait"
     return f"waits for you to resume it at a lower learning rate ({off})"
+
+
+def describe_energy(candidate: Candidate) -> str:
+    """Describe the energy of a run: of its GPUs, and of the PCs around them."""
+    gpus, pcs = show_energy(candidate.energy_wh), show_energy(candidate.pc_energy_wh)
+    return gpus if pcs == DASH else f"{gpus} by the GPUs, {pcs} with their PCs"
 
 
 def show_energy(energy_wh: float | None) -> str:
