@@ -486,6 +486,7 @@ def find_data_size(
         return DataSize(), f"{note}: rackless preview counts it"
     size = DataSize(
         num_rows=guess.num_rows,
+        is_estimated=not guess.is_whole,
         mean_tokens=guess.mean_tokens,
         # The longest row of a sample says nothing about the rest.
         longest_tokens=guess.longest_tokens if guess.is_whole else None,

@@ -49,6 +49,7 @@ def open_case(request: PlanRequest) -> Case:
         rows=_rows(request, mean, longest),
         longest_tokens=longest,
         num_steps=count_steps(request, mean),
+        has_estimated_steps=request.data.is_estimated and spec.max_steps is None,
         network_factor=request.learned.network.value,
         assumptions=(*notes, *more, *_link_notes(cluster)),
     )

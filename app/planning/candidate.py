@@ -28,6 +28,8 @@ class DataSize:
     """Mean length of a row after truncation, in tokens."""
     longest_tokens: int | None = None
     """Length of the longest row after truncation, in tokens."""
+    is_estimated: bool = False
+    """True if the rows were counted from a part of the data."""
     lengths: tuple[int, ...] = ()
     """Lengths of typical rows after truncation, in ascending order; empty: not known."""
 
@@ -131,6 +133,8 @@ class Candidate:
     num_steps: int | None
     pc_energy_wh: float | None = None
     """Energy of the whole PCs that take part, GPUs included, in watt-hours; None: not known."""
+    has_estimated_steps: bool = False
+    """True if the number of steps follows from an estimated number of rows."""
     cost: float | None = None
     """Price of that energy, in the user's currency; None: the price per kWh is not known."""
     reason: str = ""

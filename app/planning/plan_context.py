@@ -92,6 +92,7 @@ class Case:
     num_steps: int | None
     network_factor: float
     assumptions: tuple[str, ...]
+    has_estimated_steps: bool = False
     fits: dict[tuple[object, ...], Fit] = field(default_factory=dict, repr=False, compare=False)
     """Cache of `fit`, by worker and number of ranks."""
     known: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)
@@ -344,6 +345,7 @@ def make_candidate(
         total_s=total_s,
         energy_wh=energy_wh,
         pc_energy_wh=pc_energy_wh,
+        has_estimated_steps=case.has_estimated_steps,
         cost=cost,
         num_steps=case.num_steps,
     )

@@ -52,6 +52,8 @@ def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
     """Return (caption, text) of the costs of a candidate."""
     steps = count_of(candidate.num_steps, "step") if candidate.num_steps else ""
     total = show_duration(candidate.total_s)
+    if candidate.has_estimated_steps:
+        steps, total = f"about {steps}", f"about {total}"
     rows = [
         ("Step", describe_step(candidate)),
         ("Speed", show_rate(candidate.tokens_per_s)),

@@ -15,6 +15,7 @@ from app.library.cluster_file import read_cluster_file
 from app.planning.hardware.cluster import ASSUMED_PC_W, Cluster, Uplink, ethernet
 from app.planning.plan import DataSize, Plan, PlanRequest, make_plan
 from app.planning.shape.model_shape import read_shape
+from app.presentation.plan_text import describe_candidate
 from tests.app.planning.clusters import make_node, make_pcs
 
 FOLDER = Path(__file__).parent / "cases"
@@ -220,3 +221,35 @@ def test_unknown_ram_is_an_assumption() -> None:
     node = replace(make_node("a", "RTX 3090"), ram_bytes=None)
     found = plan("7B", Cluster(nodes=(node,)))
     assert any("RAM is not known" in text for text in found.assumptions)
+
+
+def test_what_is_missing_is_always_said() -> None:
+    cluster = Cluster(nodes=(make_node("a", "RTX 3090"), make_node("b", "RTX 4060")))
+    for mode in ("auto", "single", "data", "streamed"):
+        for nodes in ("all", ("a", "b")):
+            found = plan("70B", cluster, kind="full", parallel=mode, nodes=nodes)
+            for one in found.advice:
+                assert "needs ," not in one.text
+                assert "needs  " not in one.text
+
+
+def test_a_batch_that_fills_every_card_is_advised() -> None:
+    found = plan("tiny", "seven")
+    assert {"batch_sequences": 28} in [one.change for one in found.advice]
+    assert speed(plan("tiny", "seven", batch_sequences=28)) > 1.05 * speed(found)
+
+
+def test_the_largest_rank_that_fits_is_advised() -> None:
+    found = plan("7B", "seven", rank=5000, parallel="data")
+    (rank,) = [one.change["adapter.rank"] for one in found.advice if "adapter.rank" in one.change]
+    assert isinstance(rank, int)
+    assert plan("7B", "seven", rank=rank, parallel="data").chosen is not None
+    assert plan("7B", "seven", rank=2 * rank, parallel="data").chosen is None
+
+
+def test_steps_from_an_estimated_number_of_rows_are_shown_as_about() -> None:
+    exact = plan("tiny", "seven").chosen
+    assert exact is not None
+    assert "about" not in dict(describe_candidate(exact))["Total time"]
+    guessed = dict(describe_candidate(replace(exact, has_estimated_steps=True)))["Total time"]
+    assert guessed.count("about") == 2
