@@ -115,6 +115,7 @@ def find_card(name: str, memory_bytes: int | None = None) -> Card | None:
     return None if known is None else _make_card(known, named_gib)
 
 
+@lru_cache(maxsize=1024)
 def find_similar(name: str, capability: tuple[int, int] | None = None) -> Card | None:
     """Return the lowest figures of the listed cards of an unlisted one's class; None: no class.
 

@@ -123,6 +123,20 @@ def test_a_ring_follows_its_cables_and_not_the_order_of_the_file() -> None:
     assert pairs == {frozenset(pair) for pair in ("ab", "bc", "cd", "da")}
 
 
+def test_an_order_that_the_links_decide_is_explained() -> None:
+    nodes = tuple(make_node(name, "RTX 4070") for name in "abcd")
+    cables = {frozenset(pair): ethernet(10) for pair in ("ac", "cb", "bd", "da")}
+    crossed = Cluster(nodes=nodes, links=cables, default_link=ethernet(0.5))
+    for mode, what in (("data", "the ring is"), ("pipeline", "stages are")):
+        chosen = plan("7B", crossed, rank=64, parallel=mode, nodes=tuple("abcd")).chosen
+        assert chosen is not None
+        assert f"{what} ordered" in chosen.reason
+        uniform = Cluster(nodes=nodes, default_link=ethernet(10))
+        chosen = plan("7B", uniform, rank=64, parallel=mode, nodes=tuple("abcd")).chosen
+        assert chosen is not None
+        assert "ordered" not in chosen.reason
+
+
 @pytest.mark.parametrize("model", ["tiny", "14B"])
 def test_the_order_of_a_cluster_file_changes_nothing(model: str) -> None:
     one, other = plan(model, "ord1"), plan(model, "ord2")
