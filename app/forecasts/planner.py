@@ -39,7 +39,14 @@ from app.planning.accuracy.misses import find_miss
 from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.cut import find_absence, find_problem, make_cut
 from app.planning.document import PlanDocument, describe_choice, make_document, say_changes
-from app.planning.hardware.cluster import Cluster, LinkSpeed, Pair, PlannedNode, make_cluster
+from app.planning.hardware.cluster import (
+    ASSUMED_PC_W,
+    Cluster,
+    LinkSpeed,
+    Pair,
+    PlannedNode,
+    make_cluster,
+)
 from app.planning.hardware.measurement_limits import find_fault
 from app.planning.plan import make_plan
 from app.planning.row_lengths import pick_lengths
@@ -153,10 +160,22 @@ class Planner:
             spec=planned,
             shape=shape,
             data=data,
-            cluster=cluster,
+            cluster=self._add_energy(cluster),
             learned=load_corrections(self._services.planning),
         )
         return request, tuple(notes)
+
+    def _add_energy(self, cluster: Cluster) -> Cluster:
+        """Return the cluster with what the settings say about power and its price."""
+        settings = self._services.settings
+        price, power_w = settings.number("price_per_kwh"), settings.number("pc_power_w")
+        # The default is an assumption, which the plan names.
+        if power_w != ASSUMED_PC_W:
+            nodes = [n if n.pc_w is not None else replace(n, pc_w=power_w) for n in cluster.nodes]
+            cluster = replace(cluster, nodes=tuple(nodes))
+        if cluster.price_per_kwh is None and price:
+            cluster = replace(cluster, price_per_kwh=price)
+        return cluster
 
     def _guess(self, spec: RunSpec) -> DataGuess:
         """Return the guess of a run's data, cached while its files are unchanged."""
@@ -468,6 +487,7 @@ def find_data_size(
         return DataSize(), f"{note}: rackless preview counts it"
     size = DataSize(
         num_rows=guess.num_rows,
+        is_estimated=not guess.is_whole,
         mean_tokens=guess.mean_tokens,
         # The longest row of a sample says nothing about the rest.
         longest_tokens=guess.longest_tokens if guess.is_whole else None,
