@@ -101,3 +101,23 @@ class FindFittingModels(Action["FittingModels"]):
             spec, found.cluster, models, self.limits
         )
         return FittingModels(found=fitting, num_tried=len(models), assumptions=assumptions)
+
+
+@action("plans.export_cluster")
+class ExportCluster(Action["Path"]):
+    """Write the nodes as a cluster file, with what was measured; return its path.
+
+    Raises:
+        UserError: there are no nodes, none is known, or the file exists or cannot be written.
+    """
+
+    path: Path
+
+    async def perform(self, core: CoreState, report: Report) -> Path:
+        from agents.contract.spec import DataSpec, RunSpec
+        from app.library.cluster_export import write_cluster
+
+        # A run on all nodes, whose model and data do not matter.
+        everything = RunSpec(model="-", data=DataSpec(train="-"))
+        found = await find_cluster(core, everything, None, ask_remote=True)
+        return await asyncio.to_thread(write_cluster, found.cluster, self.path)

@@ -15,12 +15,15 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agents.contract.node import Calibration
 from agents.shared.cards import GIB, find_card, list_cards
 from agents.shared.files.folder_files import read_regular
 from app.errors import UsageError
+from app.library.cluster_export import MEASURED
 from app.planning.hardware.cluster import (
     ASSUMED,
     Cluster,
@@ -37,6 +40,8 @@ from app.runfile.run_file import MAX_FILE_BYTES, load_yaml
 
 _SYSTEMS: tuple[System, ...] = ("linux", "windows", "wsl")
 _MAX_GPUS = 16
+_NODE_KEYS = ("name", "gpus", "ram_gib", "system", "disk_gb_per_s", "compiler")
+_GPU_KEYS = ("card", "memory_gib", "count", "power_limit_w", "reserved_gib", "used_gib", "measured")
 # Bounds of each number, which catch a wrong unit such as MiB for GiB.
 _LIMITS = {
     "ram_gib": (1.0, 65536.0),
@@ -46,6 +51,14 @@ _LIMITS = {
     "power_limit_w": (10.0, 2000.0),
     "gbit_per_s": (0.001, 1000.0),
     "latency_ms": (0.0, 10000.0),
+    "reserved_gib": (0.0, 1024.0),
+    "used_gib": (0.0, 1024.0),
+    "context_gib": (0.0, 64.0),
+    "tflops": (0.01, 100000.0),
+    "memory_gb_per_s": (1.0, 100000.0),
+    "to_host_gb_per_s": (0.01, 10000.0),
+    "from_host_gb_per_s": (0.01, 10000.0),
+    "unpack_billion_per_s": (0.01, 100000.0),
 }
 
 
@@ -109,7 +122,7 @@ class _ClusterReader:
         return Cluster(nodes=nodes, links=links, default_link=default)
 
     def _node(self, path: KeyPath, entry: Any) -> PlannedNode:
-        known = self._mapping(path, entry, ("name", "gpus", "ram_gib", "system", "disk_gb_per_s"))
+        known = self._mapping(path, entry, _NODE_KEYS)
         name = known.get("name")
         if not isinstance(name, str) or not name or " " in name:
             self._report((*path, "name"), f"{dotted(path)}.name must be a name without spaces")
@@ -122,6 +135,9 @@ class _ClusterReader:
             system = "linux"
         ram_gib = self._number((*path, "ram_gib"), known.get("ram_gib"))
         disk_gb_per_s = self._number((*path, "disk_gb_per_s"), known.get("disk_gb_per_s"))
+        compiler = known.get("compiler", True)
+        if not isinstance(compiler, bool):
+            self._report((*path, "compiler"), f"{dotted(path)}.compiler must be true or false")
         gpus = known.get("gpus", [])
         if not isinstance(gpus, list):
             self._report((*path, "gpus"), f"{dotted(path)}.gpus must be a list of cards")
@@ -130,25 +146,27 @@ class _ClusterReader:
         return PlannedNode(
             name=name,
             gpus=tuple(
-                PlannedGpu(
-                    name=card.name,
+                replace(
+                    card,
                     device=f"cuda:{index}",
-                    memory_bytes=card.memory_bytes,
-                    # Screens are assumed to be on the first card.
-                    desktop_bytes=guess_desktop(system) if index == 0 else 0,
-                    power_limit_w=card.power_limit_w,
+                    # Unless told, screens are assumed to be on the first card.
+                    desktop_bytes=(guess_desktop(system) if index == 0 else 0)
+                    if used_bytes is None
+                    else used_bytes,
                 )
-                for index, card in enumerate(cards)
+                for index, (card, used_bytes) in enumerate(cards)
             ),
             ram_bytes=None if ram_gib is None else int(ram_gib * GIB),
             system=system,
             disk_bytes_per_s=None if disk_gb_per_s is None else disk_gb_per_s * 1e9,
+            has_compiler=compiler is not False,
         )
 
-    def _gpus(self, path: KeyPath, entry: Any) -> list[PlannedGpu]:
-        """Return the cards of one entry: a name, or a mapping with their number."""
-        keys = ("card", "memory_gib", "count", "power_limit_w")
-        known = {"card": entry} if isinstance(entry, str) else self._mapping(path, entry, keys)
+    def _gpus(self, path: KeyPath, entry: Any) -> list[tuple[PlannedGpu, int | None]]:
+        """Return the cards of one entry, a name or a mapping with their number, each with the bytes
+        that other programs hold; None: not given.
+        """
+        known = {"card": entry} if isinstance(entry, str) else self._mapping(path, entry, _GPU_KEYS)
         name = known.get("card")
         if not isinstance(name, str):
             self._report(path, f"{dotted(path)} must be the name of a card, or {{card: NAME, ...}}")
@@ -167,9 +185,29 @@ class _ClusterReader:
             name=name,
             memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
             power_limit_w=self._number((*path, "power_limit_w"), known.get("power_limit_w")),
+            reserved_bytes=self._bytes((*path, "reserved_gib"), known.get("reserved_gib")),
+            calibration=self._measured((*path, "measured"), name, known.get("measured")),
         )
         count = self._number((*path, "count"), known.get("count", 1))
-        return [card] * int(count or 1)
+        used_bytes = self._bytes((*path, "used_gib"), known.get("used_gib"))
+        return [(card, used_bytes)] * int(count or 1)
+
+    def _measured(self, path: KeyPath, card: str, data: Any) -> Calibration | None:
+        """Return measured rates, as an export of nodes writes them."""
+        if data is None:
+            return None
+        known = self._mapping(path, data, (*MEASURED, "context_gib"))
+        rates: dict[str, Any] = {
+            name: value * unit
+            for key, (name, unit) in MEASURED.items()
+            if (value := self._number((*path, key), known.get(key))) is not None
+        }
+        context_bytes = self._bytes((*path, "context_gib"), known.get("context_gib"))
+        return replace(Calibration(card=card, context_bytes=context_bytes), **rates)
+
+    def _bytes(self, path: KeyPath, value: Any) -> int | None:
+        gib = self._number(path, value)
+        return None if gib is None else round(gib * GIB)
 
     def _links(self, data: Any, names: list[str]) -> tuple[dict[Pair, LinkSpeed], LinkSpeed]:
         entries = {} if data is None else self._mapping(("links",), data, None)

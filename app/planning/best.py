@@ -83,26 +83,34 @@ def find_fitting(
         limits: deadline and budget.
     """
     found = []
+    room_bytes = sum(
+        gpu.memory.total_bytes
+        for node in request.cluster.nodes
+        for gpu in node.gpus
+        if gpu.memory is not None
+    )
     for name, shape in models:
         asked = replace(request, shape=shape, spec=replace(request.spec, model=name))
-        best = _find_best(asked, limits)
+        best = _find_best(asked, limits, room_bytes)
         if best is not None:
             found.append(best)
     found.sort(key=lambda one: (one.share is None, not one.is_whole, -one.num_parameters))
     return tuple(found)
 
 
-def _find_best(request: PlanRequest, limits: Limits) -> FittingModel | None:
+def _find_best(request: PlanRequest, limits: Limits, room_bytes: int) -> FittingModel | None:
     """Return the first way of training a model that keeps the limits, else the quickest, or None.
 
     LoRA comes before QLoRA, as it rounds no weights; with streamed weights, the faster one. Packed
     sequences are tried if neither keeps the limits.
     """
     packings = dict.fromkeys((request.spec.packing, OBJECTIVES[request.spec.objective].packs))
+    # Streamed from RAM or SSD, 16-bit weights are slower than those in 4 bits.
+    methods = _METHODS if 2 * request.shape.num_parameters < room_bytes else _METHODS[1:]
     best: FittingModel | None = None
     for packing in packings:
         streamed = []
-        for kind in _METHODS:
+        for kind in methods:
             adapter = replace(request.spec.adapter, kind=kind)
             spec = replace(request.spec, adapter=adapter, packing=packing)
             chosen = plan_quickly(replace(request, spec=spec))

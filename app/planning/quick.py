@@ -22,6 +22,8 @@ from app.planning.subsets import fastest_together
 
 # Number of GPUs up to which the whole search takes little time.
 _MAX_SEARCHED = 3
+# Numbers of GPUs of the teams that are tried on more.
+_SIZES = (1, 2, 3, 5, 8)
 Places = frozenset[tuple[str, str]]
 
 
@@ -59,7 +61,7 @@ def _propose_some(case: Case, likely: set[Places]) -> Iterator[Candidate]:
     named = [
         case.team(one for one in case.workers if one.place in places) for places in likely if places
     ]
-    fastest = list(fastest_together(case))
+    fastest = [team for team in fastest_together(case) if len(team) in (*_SIZES, len(case.workers))]
     whole = [_plan_whole(case, team) for team in (*fastest, *named) if team]
     yield from whole
     # A pipeline that beats a GPU with the whole model usually takes all GPUs.
