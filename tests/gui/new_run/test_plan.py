@@ -282,7 +282,7 @@ def test_what_to_buy_is_planned_when_its_section_opens(busy: Stage, dialog: NewR
     busy.wait_for(lambda: view.purchases.isVisibleTo(view))
     assert not [call for call in busy.core.calls if call[0] == "plans.upgrades"]
 
-    press(view.purchases.head)
+    press(view, "What to buy")
 
     busy.wait_for(lambda: "RTX 3090 in a free slot of alpha: +1,060 tok/s" in purchase_text(dialog))
     text = purchase_text(dialog)
@@ -302,7 +302,7 @@ def test_purchases_that_cannot_be_planned_say_why(busy: Stage, dialog: NewRunDia
     QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
     busy.wait_for(lambda: view.purchases.isVisibleTo(view))
 
-    press(view.purchases.head)
+    press(view, "What to buy")
 
     def is_told() -> bool:
         labels = view.findChildren(QLabel)
