@@ -126,12 +126,11 @@ def show_value(value: object) -> str:
 
 
 def describe_upgrade(one: Upgrade, currency: str) -> str:
-    """Describe the gain and price of a purchase in one line."""
+    """Describe a purchase: what and where, then gain, price and needs."""
     price = show_price(one.price, currency)
     per_100 = "" if one.gain_per_100 is None else f", {one.gain_per_100:,.0f} for each 100"
-    needs = f"; {', '.join(one.caveats)}" if one.caveats else ""
-    gain = f"+{show_rate(one.gain_tokens_per_s)} to {show_rate(one.tokens_per_s)}"
-    return f"{one.text}: {gain} for {price}{per_100}{needs}"
+    gain = f"{show_rate(one.tokens_per_s)} (+{one.gain_tokens_per_s:,.0f}{per_100}) for {price}"
+    return "\n".join([capitalize(one.text), "; ".join([gain, *one.caveats])])
 
 
 def show_price(value: float | None, currency: str = "") -> str:

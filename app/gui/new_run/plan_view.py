@@ -218,7 +218,7 @@ class PlanView(QWidget):
     def show_purchases(self, found: Upgrades) -> None:
         """Show purchases for the run, the most speed for the price first."""
         best = found.best_places[:MAX_PURCHASES]
-        lines = [f"{plan_text.describe_upgrade(one, found.currency)}." for one in best]
+        lines = [plan_text.describe_upgrade(one, found.currency) for one in best]
         lines = lines or ["No single purchase makes this run faster."]
         lines += [f"{capitalize(note)}." for note in found.notes[:NUM_PURCHASE_NOTES]]
         self._purchase_text.setText("\n\n".join(lines))
