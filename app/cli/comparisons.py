@@ -61,7 +61,10 @@ def add_comparisons(parser: argparse.ArgumentParser) -> None:
         "--budget", metavar="AMOUNT", type=_amount, help="most that the run's energy may cost"
     )
     best.add_argument(
-        "--price-per-kwh", metavar="AMOUNT", type=_amount, help="price of a kilowatt-hour"
+        "--price-per-kwh",
+        metavar="AMOUNT",
+        type=_amount,
+        help="price of a kilowatt-hour instead of that in the settings",
     )
 
 
@@ -135,10 +138,6 @@ def _require_data(args: argparse.Namespace) -> None:
         raise UsageError("the data is missing", "Write: rackless plan --best --data FILE")
     if args.run_file is None and args.set:
         raise UsageError("--set changes a run file", "Write: rackless plan RUN.yaml --best")
-    if args.budget is not None and args.price_per_kwh is None:
-        raise UsageError(
-            "a budget needs the price of energy", "Add it: --price-per-kwh 0.35, for example."
-        )
 
 
 # ---------------------------------------------------------------- what to buy

@@ -234,6 +234,8 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "ten_million_tokens_s": candidate.ten_million_tokens_s,
         "total_s": candidate.total_s,
         "energy_wh": candidate.energy_wh,
+        "pc_energy_wh": candidate.pc_energy_wh,
+        "cost": candidate.cost,
         "wire_s": candidate.wire_s,
         "reason": candidate.reason,
         "gpus": [_gpu(gpu) for gpu in candidate.gpus],

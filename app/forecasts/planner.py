@@ -42,7 +42,14 @@ from app.planning.build_context import open_case
 from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.cut import find_absence, find_problem, make_cut
 from app.planning.document import PlanDocument, describe_choice, make_document, say_changes
-from app.planning.hardware.cluster import Cluster, LinkSpeed, Pair, PlannedNode, make_cluster
+from app.planning.hardware.cluster import (
+    ASSUMED_PC_W,
+    Cluster,
+    LinkSpeed,
+    Pair,
+    PlannedNode,
+    make_cluster,
+)
 from app.planning.hardware.measurement_limits import find_fault
 from app.planning.plan import make_plan
 from app.planning.row_lengths import pick_lengths
@@ -142,7 +149,16 @@ class Planner:
         """Return which of these models fit, for the data of a run, and the assumptions.
 
         Models whose sizes are not known on this PC, or that no run can train, are left out.
+
+        Raises:
+            UserError: there is a budget, but no price of energy.
         """
+        cluster = self._add_energy(cluster)
+        if limits.budget is not None and not (limits.price_per_kwh or cluster.price_per_kwh):
+            raise UserError(
+                "a budget needs the price of energy",
+                "Set the price of a kilowatt-hour in the settings, or add --price-per-kwh 0.35.",
+            )
         shapes = []
         for model in models:
             with contextlib.suppress(UserError):
@@ -205,10 +221,22 @@ class Planner:
             spec=planned,
             shape=shape,
             data=data,
-            cluster=cluster,
+            cluster=self._add_energy(cluster),
             learned=load_corrections(self._services.planning),
         )
         return request, tuple(notes)
+
+    def _add_energy(self, cluster: Cluster) -> Cluster:
+        """Return the cluster with what the settings say about power and its price."""
+        settings = self._services.settings
+        price, power_w = settings.number("price_per_kwh"), settings.number("pc_power_w")
+        # The default is an assumption, which the plan names.
+        if power_w != ASSUMED_PC_W:
+            nodes = [n if n.pc_w is not None else replace(n, pc_w=power_w) for n in cluster.nodes]
+            cluster = replace(cluster, nodes=tuple(nodes))
+        if cluster.price_per_kwh is None and price:
+            cluster = replace(cluster, price_per_kwh=price)
+        return cluster
 
     def _guess(self, spec: RunSpec) -> DataGuess:
         """Return the guess of a run's data, cached while its files are unchanged."""
@@ -520,6 +548,7 @@ def find_data_size(
         return DataSize(), f"{note}: rackless preview counts it"
     size = DataSize(
         num_rows=guess.num_rows,
+        is_estimated=not guess.is_whole,
         mean_tokens=guess.mean_tokens,
         # The longest row of a sample says nothing about the rest.
         longest_tokens=guess.longest_tokens if guess.is_whole else None,

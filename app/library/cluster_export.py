@@ -55,6 +55,8 @@ def format_cluster(cluster: Cluster, name: str = "FILE") -> str:
     plain: dict[str, Any] = {"nodes": [_describe_node(node) for node in cluster.nodes]}
     if links:
         plain["links"] = links
+    if cluster.price_per_kwh is not None:
+        plain["price_per_kwh"] = _round(cluster.price_per_kwh)
     text = yaml.dump(plain, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
     return _HEAD.format(name=name) + text
 
@@ -76,6 +78,8 @@ def _describe_node(node: PlannedNode) -> dict[str, Any]:
         found["system"] = node.system
     if node.disk_bytes_per_s:
         found["disk_gb_per_s"] = _round(node.disk_bytes_per_s / 1e9)
+    if node.pc_w is not None:
+        found["pc_power_w"] = _round(node.pc_w)
     if not node.has_compiler:
         found["compiler"] = False
     return found
@@ -90,6 +94,8 @@ def _describe_gpu(gpu: PlannedGpu) -> dict[str, Any]:
     ):
         if value is not None:
             found[key] = _round(value / GIB)
+    if gpu.card is None and gpu.capability is not None:
+        found["capability"] = float("{}.{}".format(*gpu.capability))
     if gpu.power_limit_w is not None:
         found["power_limit_w"] = _round(gpu.power_limit_w)
     if gpu.calibration is not None:

@@ -26,21 +26,12 @@ class Limits:
     budget: float | None = None
     """Maximum cost of energy; None: no limit."""
     price_per_kwh: float | None = None
-    """Price of a kilowatt-hour; None: not known, so that costs are not known either."""
-
-    def find_cost(self, candidate: Candidate) -> float | None:
-        """Return the cost of a run's energy; None: not known."""
-        if self.price_per_kwh is None or candidate.energy_wh is None:
-            return None
-        return candidate.energy_wh / 1000 * self.price_per_kwh
+    """Price of a kilowatt-hour; None: that of the settings or of the cluster file."""
 
     def find_share(self, candidate: Candidate) -> float | None:
         """Return the share of a run that keeps the limits, up to 1; None: not known."""
         shares = [1.0]
-        for limit, needed in (
-            (self.seconds, candidate.total_s),
-            (self.budget, self.find_cost(candidate)),
-        ):
+        for limit, needed in ((self.seconds, candidate.total_s), (self.budget, candidate.cost)):
             if limit is not None:
                 if needed is None:
                     return None
@@ -59,8 +50,9 @@ class FittingModel:
     total_s: float | None
     """Duration with `change`, in seconds; None: the number of rows is not known."""
     energy_wh: float | None
+    """Energy of the PCs that take part, in watt-hours; None: not known."""
     cost: float | None
-    """Cost of the energy of the GPUs; None: it or the price is not known."""
+    """Cost of that energy; None: it or the price is not known."""
     share: float | None
     """Share of the steps that keep the limits; None: not known."""
     change: Mapping[str, object] = field(default_factory=dict)
@@ -82,6 +74,9 @@ def find_fitting(
         models: name and shape of each model.
         limits: deadline and budget.
     """
+    if limits.price_per_kwh is not None:
+        cluster = replace(request.cluster, price_per_kwh=limits.price_per_kwh)
+        request = replace(request, cluster=cluster)
     found = []
     room_bytes = sum(
         gpu.memory.total_bytes
@@ -147,14 +142,14 @@ def _judge(
         num_steps = math.floor(share * chosen.num_steps)
         share = part = num_steps / chosen.num_steps
         change["max_steps"] = num_steps
-    cost = limits.find_cost(chosen)
+    energy_wh, cost = chosen.pc_energy_wh, chosen.cost
     return FittingModel(
         model=request.spec.model,
         num_parameters=request.shape.num_parameters,
         adapter=kind,
         candidate=chosen,
         total_s=None if chosen.total_s is None else part * chosen.total_s,
-        energy_wh=None if chosen.energy_wh is None else part * chosen.energy_wh,
+        energy_wh=None if energy_wh is None else part * energy_wh,
         cost=None if cost is None else part * cost,
         share=share,
         change=change,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from agents.contract.node import Calibration
 from agents.contract.parallel import find_mode
-from agents.contract.spec import AdapterKind, RunSpec
+from agents.contract.spec import AdapterKind, RunSpec, run_keys
 from app.planning.accuracy.forecast_accuracy import ForecastComparison, error_of
 from app.planning.accuracy.misses import PlanMiss
 from app.planning.candidate import Candidate, GpuPlan, Plan
@@ -45,6 +46,8 @@ _STEP_PARTS = (
 # Parts below this share of a step are left out of its description.
 _LEAST_SHOWN = 0.005
 KWH = 1000.0
+# Values in a sentence: numbers, and words up to a space or a mark.
+_NUMBERS, _WORD = r"\d[\d.]*(?:, \d[\d.]*)*", "[^ ;,:]+"
 
 
 def describe_step(candidate: Candidate) -> str:
@@ -64,13 +67,16 @@ def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
     """Return (caption, text) of the costs of a candidate."""
     steps = count_of(candidate.num_steps, "step") if candidate.num_steps else ""
     total = show_duration(candidate.total_s)
+    if candidate.has_estimated_steps:
+        steps, total = f"about {steps}", f"about {total}"
     rows = [
         ("Step", describe_step(candidate)),
         ("Speed", show_rate(candidate.tokens_per_s)),
         ("10 million tokens", _show_ten_million(candidate)),
         ("Division", _describe_division(candidate)),
         ("Total time", f"{total}, {steps}" if steps and candidate.total_s else steps or DASH),
-        ("Energy", show_energy(candidate.energy_wh)),
+        ("Energy", describe_energy(candidate)),
+        ("Electricity", DASH if candidate.cost is None else f"{candidate.cost:,.2f}"),
     ]
     return [(caption, text) for caption, text in rows if text != DASH]
 
@@ -203,6 +209,12 @@ def describe_divergence(spec: RunSpec) -> str:
     return f"waits for you to resume it at a lower learning rate ({off})"
 
 
+def describe_energy(candidate: Candidate) -> str:
+    """Describe the energy of a run: of its GPUs, and of the PCs around them."""
+    gpus, pcs = show_energy(candidate.energy_wh), show_energy(candidate.pc_energy_wh)
+    return gpus if pcs == DASH else f"{gpus} by the GPUs, {pcs} with their PCs"
+
+
 def show_energy(energy_wh: float | None) -> str:
     """Return an amount of energy.
 
@@ -300,6 +312,26 @@ def describe_miss(miss: PlanMiss) -> str:
         f"{show_rate(miss.measured_tokens_per_s)} instead of "
         f"{show_rate(miss.planned_tokens_per_s)}, {pace}. This one may be off as much"
     )
+
+
+def use_labels(text: str) -> str:
+    """Return a sentence of a plan with the form's labels in place of keys of the run file.
+
+    >>> use_labels("With optimizer: adamw and compression: none: 12 s a step")
+    'With Optimizer "AdamW" and Gradient compression "None: fp32, exact": 12 s a step'
+    >>> use_labels("without memory_gib, as adapter.targets: q_proj says; no nodes: start")
+    'without GPU memory limit, as Layers with an adapter "q_proj" says; no nodes: start'
+    """
+    for key, row in sorted(run_keys().items(), key=lambda one: -len(one[0])):
+        label, choices = row.about.label, dict(row.about.choices)
+        # A key that is no English word may have any value, and may stand alone.
+        is_odd = "." in key or "_" in key
+        values = [*map(re.escape, choices), _NUMBERS, "true", "false", *([_WORD] if is_odd else [])]
+        for value in re.findall(rf"(?<![\w.]){re.escape(key)}: ({'|'.join(values)})(?!\w)", text):
+            text = text.replace(f"{key}: {value}", f'{label} "{choices.get(value, value)}"')
+        if is_odd:
+            text = re.sub(rf"(?<![\w.]){re.escape(key)}(?![\w.])", label, text)
+    return text
 
 
 def describe_other(candidate: Candidate) -> str:

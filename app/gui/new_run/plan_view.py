@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent
@@ -194,7 +195,12 @@ class PlanView(QWidget):
         self._show_gpus(shown.gpus if shown is not None else (), stages)
         warned = [Advice(text=text) for text in plan_text.describe_warnings(plan)]
         limits = model_text.describe_limits(plan.limits)
-        self._advice.show_advice((*limits, *warned, *plan.advice))
+        self._advice.show_advice(
+            [
+                replace(one, text=plan_text.use_labels(one.text))
+                for one in (*limits, *warned, *plan.advice)
+            ]
+        )
         self._show_data(plan.findings)
         self.parts_note.show_notes(model_text.describe_parts(plan.parts))
         self._more_adapters.show_advice(model_text.offer_adapters(plan.parts))
@@ -202,7 +208,7 @@ class PlanView(QWidget):
         others = plan.others if fits else plan.others[1:]
         ways = [plan_text.describe_other(one) for one in others[:MAX_ALTERNATIVES]]
         ways += [f"{capitalize(one.text)}." for one in plan.refused]
-        self._other_text.setText("\n\n".join(ways))
+        self._other_text.setText(plan_text.use_labels("\n\n".join(ways)))
         self.others.setVisible(bool(ways))
         self.others.set_note(count_of(len(others) + len(plan.refused), "plan"))
         self.purchases.show()

@@ -109,7 +109,10 @@ def test_clusters_stand_next_to_each_other(ask: Ask, run_file: Path) -> None:
         (["--best"], "the data is missing"),
         (["--upgrade"], "the run file is missing"),
         (["run.yaml", "--best", "--upgrade"], "different questions"),
-        (["run.yaml", "--best", "--budget", "3"], "a budget needs the price of energy"),
+        (
+            ["run.yaml", "--best", "--budget", "3", "--cluster", TWO],
+            "a budget needs the price of energy",
+        ),
         (["run.yaml", "--best", "--budget", "0"], "'0' is not an amount above 0"),
         (["run.yaml", "--best", "--price-per-kwh", "-1"], "'-1' is not an amount above 0"),
         (["run.yaml", "--best", "--budget", "nan"], "'nan' is not an amount above 0"),
