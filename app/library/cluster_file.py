@@ -26,9 +26,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agents.contract.node import Calibration
 from agents.shared.cards import GIB, bus_bytes_per_s, find_card, list_cards, refuse_vendor
 from agents.shared.files.folder_files import read_regular
 from app.errors import UsageError
+from app.library.cluster_export import MEASURED
 from app.planning.hardware.cluster import (
     ASSUMED,
     Cluster,
@@ -48,10 +50,12 @@ from app.runfile.run_file import MAX_FILE_BYTES, load_yaml
 _WHOLE = ("count", "pcie_generation", "pcie_lanes")
 _SYSTEMS: tuple[System, ...] = ("linux", "windows", "wsl")
 _MAX_GPUS = 16
-_GPU_KEYS = (
-    "card", "memory_gib", "count", "power_limit_w", "tflops", "memory_gb_per_s", "capability",
-    "pcie_generation", "pcie_lanes",
+_NODE_KEYS = ("name", "gpus", "ram_gib", "system", "disk_gb_per_s", "compiler", "pc_power_w")
+_GPU_NUMBERS = (
+    "memory_gib", "count", "power_limit_w", "tflops", "memory_gb_per_s", "capability",
+    "pcie_generation", "pcie_lanes", "reserved_gib", "used_gib",
 )  # fmt: skip
+_GPU_KEYS = ("card", *_GPU_NUMBERS, "measured")
 # Bounds of each number, which catch a wrong unit such as MiB for GiB.
 _LIMITS = {
     "ram_gib": (1.0, 65536.0),
@@ -61,6 +65,12 @@ _LIMITS = {
     "power_limit_w": (10.0, 2000.0),
     "gbit_per_s": (0.001, 1000.0),
     "latency_ms": (0.0, 10000.0),
+    "reserved_gib": (0.0, 1024.0),
+    "used_gib": (0.0, 1024.0),
+    "context_gib": (0.0, 64.0),
+    "to_host_gb_per_s": (0.01, 10000.0),
+    "from_host_gb_per_s": (0.01, 10000.0),
+    "unpack_billion_per_s": (0.01, 100000.0),
     "tflops": (0.1, 10000.0),
     "memory_gb_per_s": (10.0, 50000.0),
     "capability": (3.0, 20.0),
@@ -137,9 +147,7 @@ class _ClusterReader:
         )
 
     def _node(self, path: KeyPath, entry: Any) -> PlannedNode:
-        known = self._mapping(
-            path, entry, ("name", "gpus", "ram_gib", "system", "disk_gb_per_s", "pc_power_w")
-        )
+        known = self._mapping(path, entry, _NODE_KEYS)
         name = known.get("name")
         if not isinstance(name, str) or not name or " " in name:
             self._report((*path, "name"), f"{dotted(path)}.name must be a name without spaces")
@@ -152,6 +160,9 @@ class _ClusterReader:
             system = "linux"
         ram_gib = self._number((*path, "ram_gib"), known.get("ram_gib"))
         disk_gb_per_s = self._number((*path, "disk_gb_per_s"), known.get("disk_gb_per_s"))
+        compiler = known.get("compiler", True)
+        if not isinstance(compiler, bool):
+            self._report((*path, "compiler"), f"{dotted(path)}.compiler must be true or false")
         gpus = known.get("gpus", [])
         if not isinstance(gpus, list):
             self._report((*path, "gpus"), f"{dotted(path)}.gpus must be a list of cards")
@@ -163,19 +174,24 @@ class _ClusterReader:
                 replace(
                     card,
                     device=f"cuda:{index}",
-                    # Screens are assumed to be on the first card.
-                    desktop_bytes=guess_desktop(system) if index == 0 else 0,
+                    # Unless told, screens are assumed to be on the first card.
+                    desktop_bytes=(guess_desktop(system) if index == 0 else 0)
+                    if used_bytes is None
+                    else used_bytes,
                 )
-                for index, card in enumerate(cards)
+                for index, (card, used_bytes) in enumerate(cards)
             ),
             ram_bytes=None if ram_gib is None else int(ram_gib * GIB),
             system=system,
             disk_bytes_per_s=None if disk_gb_per_s is None else disk_gb_per_s * 1e9,
+            has_compiler=compiler is not False,
             pc_w=self._number((*path, "pc_power_w"), known.get("pc_power_w")),
         )
 
-    def _gpus(self, path: KeyPath, entry: Any) -> list[PlannedGpu]:
-        """Return the cards of one entry: a name, or a mapping with their number."""
+    def _gpus(self, path: KeyPath, entry: Any) -> list[tuple[PlannedGpu, int | None]]:
+        """Return the cards of one entry, a name or a mapping with their number, each with the bytes
+        that other programs hold; None: not given.
+        """
         known = {"card": entry} if isinstance(entry, str) else self._mapping(path, entry, _GPU_KEYS)
         name = known.get("card")
         if not isinstance(name, str):
@@ -187,9 +203,7 @@ class _ClusterReader:
         if refusal:
             self._report(path, f"{name} cannot train: {refusal}; leave it out")
             return []
-        values = {
-            key: self._number((*path, key), known.get(key)) for key in _GPU_KEYS if key != "card"
-        }
+        values = {key: self._number((*path, key), known.get(key)) for key in _GPU_NUMBERS}
         memory_gib = values["memory_gib"]
         if find_card(name) is None and memory_gib is None:
             near = difflib.get_close_matches(name, list_cards(), n=1, cutoff=0.5)
@@ -205,6 +219,8 @@ class _ClusterReader:
             name=name,
             memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
             power_limit_w=values["power_limit_w"],
+            reserved_bytes=_scale_bytes(values["reserved_gib"]),
+            calibration=self._measured((*path, "measured"), name, known.get("measured")),
             capability=None if capability is None else _divide_capability(capability),
             flops_per_s=_scale(values["tflops"], 1e12),
             memory_bytes_per_s=_scale(values["memory_gb_per_s"], 1e9),
@@ -214,7 +230,20 @@ class _ClusterReader:
             listed = card.similar
             slot = (generation or (listed.pcie_generation if listed else 3), lanes or 16.0)
             card = replace(card, bus_bytes_per_s=bus_bytes_per_s(*map(int, slot)))
-        return [card] * int(values["count"] or 1)
+        return [(card, _scale_bytes(values["used_gib"]))] * int(values["count"] or 1)
+
+    def _measured(self, path: KeyPath, card: str, data: Any) -> Calibration | None:
+        """Return measured rates, as an export of nodes writes them."""
+        if data is None:
+            return None
+        known = self._mapping(path, data, (*MEASURED, "context_gib"))
+        rates: dict[str, Any] = {
+            name: value * unit
+            for key, (name, unit) in MEASURED.items()
+            if (value := self._number((*path, key), known.get(key))) is not None
+        }
+        context_gib = self._number((*path, "context_gib"), known.get("context_gib"))
+        return replace(Calibration(card=card, context_bytes=_scale_bytes(context_gib)), **rates)
 
     def _uplinks(self, data: Any, names: list[str]) -> tuple[Uplink, ...]:
         """Return the cables that PCs share."""
@@ -310,6 +339,10 @@ class _ClusterReader:
 
 def _scale(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
+
+
+def _scale_bytes(gib: float | None) -> int | None:
+    return None if gib is None else round(gib * GIB)
 
 
 def _divide_capability(value: float) -> tuple[int, int]:

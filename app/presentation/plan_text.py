@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from agents.contract.node import Calibration
 from agents.contract.parallel import find_mode
-from agents.contract.spec import RunSpec, run_keys
+from agents.contract.spec import AdapterKind, RunSpec, run_keys
 from app.planning.accuracy.forecast_accuracy import ForecastComparison, error_of
 from app.planning.accuracy.misses import PlanMiss
 from app.planning.candidate import Candidate, GpuPlan, Plan
+from app.planning.upgrades import Upgrade, Upgrades
 from app.presentation import stage_text
-from app.text import DASH, capitalize, count_of, name_layers, show_bytes, show_duration, show_rate
+from app.text import (
+    DASH,
+    capitalize,
+    count_of,
+    name_layers,
+    short_card,
+    show_bytes,
+    show_duration,
+    show_list,
+    show_rate,
+)
 
 MEMORY_GROUPS = {
     "weights": ("weights", "constants"),
@@ -67,6 +79,75 @@ def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
         ("Electricity", DASH if candidate.cost is None else f"{candidate.cost:,.2f}"),
     ]
     return [(caption, text) for caption, text in rows if text != DASH]
+
+
+def compare_plans(plans: Sequence[Plan]) -> list[list[str]]:
+    """Return the rows of a table that compares plans: a caption, then a cell for each plan."""
+    found: list[dict[str, str]] = []
+    for plan in plans:
+        one = plan.chosen
+        cells = {"Plan": "does not fit"}
+        if one is not None:
+            cells = {"Plan": find_mode(one.mode).label, "GPUs": _list_cards(one)}
+            cells |= dict(describe_candidate(one))
+            cells["Step"] = show_duration(one.step_s)
+            most = max(one.gpus, key=lambda gpu: gpu.memory.expected_bytes / gpu.room_bytes)
+            used = f"{show_bytes(most.memory.expected_bytes)} of {show_bytes(most.room_bytes)}"
+            cells["Fullest GPU"] = used
+        found.append(cells)
+    captions = dict.fromkeys(caption for cells in found for caption in cells)
+    captions.pop("Division", None)
+    return [[one, *(cells.get(one, DASH) for cells in found)] for one in captions]
+
+
+def _list_cards(candidate: Candidate) -> str:
+    counts = Counter(short_card(gpu.card) for gpu in candidate.gpus)
+    return ", ".join(card if num == 1 else f"{num} x {card}" for card, num in counts.items())
+
+
+def describe_base(found: Upgrades) -> str:
+    """Describe the plan that purchases are compared with."""
+    if found.base is None:
+        return "The run does not fit these PCs."
+    mode = capitalize(find_mode(found.base.mode).label)
+    return f"{mode} on {show_list(found.base.nodes)}: {show_rate(found.base.tokens_per_s)}."
+
+
+def name_method(kind: AdapterKind) -> str:
+    """Return an adapter as users write it.
+
+    >>> name_method("qlora")
+    'QLoRA'
+    """
+    return {"lora": "LoRA", "qlora": "QLoRA", "full": "all weights"}[kind]
+
+
+def show_value(value: object) -> str:
+    """Return a setting as a run file has it.
+
+    >>> show_value(True), show_value(40)
+    ('true', '40')
+    """
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def describe_upgrade(one: Upgrade, currency: str) -> str:
+    """Describe a purchase: what and where, then gain, price and needs."""
+    price = show_price(one.price, currency)
+    per_100 = "" if one.gain_per_100 is None else f", {one.gain_per_100:,.0f} for each 100"
+    gain = f"{show_rate(one.tokens_per_s)} (+{one.gain_tokens_per_s:,.0f}{per_100}) for {price}"
+    return "\n".join([capitalize(one.text), "; ".join([gain, *one.caveats])])
+
+
+def show_price(value: float | None, currency: str = "") -> str:
+    """Return an amount of money, with cents if it is small.
+
+    >>> show_price(1900.0, "EUR"), show_price(3.5)
+    ('1,900 EUR', '3.50')
+    """
+    if value is None:
+        return DASH
+    return f"{value:,.{0 if value >= 100 else 2}f} {currency}".rstrip()
 
 
 def _describe_division(candidate: Candidate) -> str:

@@ -509,6 +509,19 @@ def _new_run_misfit(stage: Stage) -> QWidget:
     return dialog
 
 
+def _new_run_purchases(stage: Stage) -> QWidget:
+    """A plan with what to buy for it, unfolded and scrolled to."""
+    dialog = _new_run_filled(stage)
+    stage.settle(0.2)
+    purchases = dialog.outlook.plan.purchases  # type: ignore[attr-defined]
+    purchases.open()
+    stage.settle(0.2)
+    (scroll,) = dialog.outlook.findChildren(QScrollArea)  # type: ignore[attr-defined]
+    scroll.ensureWidgetVisible(purchases.body)
+    stage.settle(0.2)
+    return dialog
+
+
 def _new_run_mixture(stage: Stage) -> QWidget:
     """The plan of a mixture of experts, on a PC without a C compiler."""
     stage.core.plan_answer = make_plan_of_mixture()
@@ -884,6 +897,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "new-run-advanced-3": _new_run_advanced(1.0),
     "new-run-filled": _new_run_filled,
     "new-run-misfit": _new_run_misfit,
+    "new-run-purchases": _new_run_purchases,
     "new-run-mixture": _new_run_mixture,
     "new-run-stages": _new_run_stages,
     "new-run-recipe": _new_run_recipe,

@@ -209,6 +209,16 @@ def ethernet(
     )
 
 
+def nominal_gbit(bytes_per_s: float) -> float:
+    """Return the nominal speed of a link with this payload, in Gb/s.
+
+    >>> [round(nominal_gbit(ethernet(g).bytes_per_s), 6) for g in (1.0, 25.0)]
+    [1.0, 25.0]
+    """
+    gbit = bytes_per_s * 8e-9
+    return gbit / (_FAST_SHARE if gbit >= _FAST_GBIT * ETHERNET_SHARE else ETHERNET_SHARE)
+
+
 ASSUMED = ethernet(1.0, source="assumed")
 Pair = frozenset[str]
 
