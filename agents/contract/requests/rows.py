@@ -24,6 +24,8 @@ class BrowseJob:
     """Folder with the tokenizer; empty: rows are read without one."""
     held_out_from: str | None = None
     """Training data of the run, if `path` is its evaluation data."""
+    split: str | None = None
+    """Name of the split to read; None: the usual one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,6 @@ a hidden page asks for nothing.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
@@ -33,6 +32,7 @@ from app.gui.data.row_pane import RowPane
 from app.gui.data.rows_pane import ROWS_PER_PAGE, RowsPane
 from app.gui.kit.banner import Banner
 from app.gui.kit.empty import EmptyState
+from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import Button, make_label, set_page_margins, set_tooltip
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
@@ -58,6 +58,10 @@ class DataPage(QWidget):
         self.model = self._make_line(
             "Model", "Folder of a model, whose tokenizer counts (optional)"
         )
+        self.sources = ChoiceBox()
+        self.sources.setAccessibleName("Source")
+        set_tooltip(self.sources, "Source of the run whose rows are shown")
+        self.sources.setMinimumContentsLength(18)
         self.summary = make_label("", "muted")
         self.use = Button(
             context.theme,
@@ -91,6 +95,7 @@ class DataPage(QWidget):
         head = QHBoxLayout()
         head.setSpacing(12)
         head.addWidget(make_label("Data", "title"))
+        head.addWidget(self.sources)
         head.addWidget(self.summary, 1)
         head.addWidget(self.use)
         source = QHBoxLayout()
@@ -142,6 +147,7 @@ class DataPage(QWidget):
     def _connect(self) -> None:
         self.data.returnPressed.connect(self._open_typed)
         self.model.returnPressed.connect(self._open_typed)
+        self.sources.activated.connect(lambda place: self._show(self.sources.itemData(place)))
         self.list.wanted.connect(self._ask_rows)
         self.list.row_chosen.connect(self._show_row)
         self.columns.chosen.connect(self._map_columns)
@@ -150,10 +156,13 @@ class DataPage(QWidget):
     # ------------------------------------------------------------ source
 
     def open_source(self, spec: RunSpec) -> None:
-        """Look through the training data of a run."""
-        self.data.setText(spec.data.train)
-        self.model.setText("" if spec.model == _UNUSED_MODEL else spec.model)
-        self._source = DataSource(spec=spec)
+        """Look through the data of a run, its first source first."""
+        self._show(DataSource(spec=spec))
+
+    def _show(self, source: DataSource) -> None:
+        self.data.setText(source.name)
+        self.model.setText("" if source.spec.model == _UNUSED_MODEL else source.spec.model)
+        self._source = source
         self._figures = DataFigures()
         self.banner.hide()
         self._show_source()
@@ -166,10 +175,11 @@ class DataPage(QWidget):
             return
         model = self.model.text().strip() or _UNUSED_MODEL
         data = DataSpec(train=name)
-        known = self._source.spec if self._source is not None else RunSpec(model=model, data=data)
-        # Another model keeps the meanings of the columns; other data has other columns.
-        kept = known.data if known.data.train == name else data
-        self.open_source(replace(known, model=model, data=kept))
+        known = self._source or DataSource(spec=RunSpec(model=model, data=data))
+        if known.name != name:  # its columns are others
+            known = DataSource(spec=replace(known.spec, data=data))
+        spec = replace(known.spec, model=model)
+        self._show(replace(known, spec=spec, num_opened=known.num_opened + 1))
 
     def _choose_file(self) -> None:
         chosen, _ = QFileDialog.getOpenFileName(self, "Data file")
@@ -188,11 +198,8 @@ class DataPage(QWidget):
                 self._open_typed()
 
     def _map_columns(self, entries: list[str]) -> None:
-        if self._source is None:
-            return
-        spec = self._source.spec
-        data = replace(spec.data, columns=tuple(entries), format="auto")
-        self.open_source(replace(spec, data=data))
+        if self._source is not None:
+            self._show(self._source.map_columns(entries))
 
     def _use(self) -> None:
         if self._source is not None:
@@ -270,6 +277,13 @@ class DataPage(QWidget):
         has_source = self._source is not None
         self.stack.setCurrentIndex(int(has_source))
         self.use.setEnabled(has_source)
+        others = self._source.list_others() if self._source is not None else ()
+        self.sources.clear()
+        for other in others:
+            words = "Evaluation: " if other.part == "eval" else ""
+            self.sources.addItem(f"{words}{other.source.name}", other)
+        self.sources.setCurrentIndex(others.index(self._source) if self._source else -1)
+        self.sources.setVisible(len(others) > 1)
         self.list.clear()
         self.row.show_row(None)
         self._show_figures()
@@ -278,11 +292,12 @@ class DataPage(QWidget):
         if self._source is None:
             self.summary.setText("")
             return
-        spec, found = self._source.spec, self._figures
-        self.summary.setText(f"{Path(spec.data.train).name} \u00b7 {sum_up(found)}")
-        self.numbers.show_figures(found, spec.sequence_tokens)
+        source, found = self._source, self._figures
+        name = f"{source.source.name} \u00b7 " if self.sources.count() < 2 else ""
+        self.summary.setText(f"{name}{sum_up(found)}")
+        self.numbers.show_figures(found, source.spec.sequence_tokens)
         if found.columns:
-            self.columns.show_columns(found.columns, spec.data.columns)
+            self.columns.show_columns(found.columns, source.columns)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

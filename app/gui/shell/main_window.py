@@ -146,6 +146,7 @@ class MainWindow(Shell):
 
             self._run_page = RunPage(self._context)
             self._run_page.closed.connect(lambda: self.go_to("runs"))
+            self._run_page.data_wanted.connect(self.open_data)
             self._run_page.head.repeat_wanted.connect(self.dialogs.repeat_run)
             self.stack.addWidget(self._run_page)
         return self._run_page

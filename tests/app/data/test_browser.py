@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agents.contract.data import SourceSpec
 from agents.contract.requests.rows import DataFigures, RowRequest
 from agents.contract.spec import DataSpec, RunSpec
 from app.data.browser import DataBrowser, DataSource
@@ -181,3 +182,23 @@ def test_data_that_is_not_here_is_refused_by_name(tmp_path: Path) -> None:
         browse(tmp_path, lambda browser: browser.figures(source(tmp_path / "absent.jsonl")))
     with pytest.raises(UserError, match="org/absent"):
         browse(tmp_path, lambda browser: browser.figures(source(Path("org/absent"))))
+
+
+def test_each_source_of_a_run_and_its_evaluation_data_are_read(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "first.jsonl"), tmp_path / "second.csv"
+    second.write_text("q,a\nWho?,Ann.\n")
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text(f"{json.dumps(GOOD)}\n" * 2)
+    sources = (
+        SourceSpec(path=str(first)),
+        SourceSpec(path=str(second), columns=("instruction=q", "output=a")),
+    )
+    data = DataSpec(train=str(first), sources=sources, eval=str(held_out))
+    one = DataSource(spec=RunSpec(model="org/m", data=data))
+
+    async def look(browser: DataBrowser) -> list[int]:
+        found = [await read_all(browser, other) for other in one.list_others()]
+        assert (await browser.rows(one.list_others()[1], RowRequest())).rows[0].state == "kept"
+        return [figures.num_rows for figures in found]
+
+    assert browse(tmp_path, look) == [54, 1, 2]

@@ -70,7 +70,7 @@ class Browser:
     def __init__(self, job: BrowseJob, cache: Path, folder: Path) -> None:
         self._job = job
         self._folder = folder
-        self.files = find_data(job.path, held_out_from=job.held_out_from)
+        self.files = find_data(job.path, held_out_from=job.held_out_from, split=job.split)
         self._data = job.spec.data
         self._places = RowPlaces(self.files.paths, self._data, folder)
         self.index = RowIndex(cache / make_key(job, self.files))
