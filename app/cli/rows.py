@@ -62,6 +62,8 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
         out.text(f"{caption:<14}{text}")
     for reason, number in figures.reasons.items():
         out.text(f"  {number:,}: {reason}")
+    if figures.has_nothing and figures.offer:
+        out.text(f"{figures.offer}.")
     out.text("")
     for brief in found.rows:
         out.text(f"{_describe(brief)}  {spell_out(brief.text)}")

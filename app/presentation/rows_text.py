@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.contract.data import WANTED
+from agents.contract.data import RATED, WANTED
 from agents.contract.requests.rows import DataFigures, RowBrief, RowFilter
 from app.text import DASH, count_of, show_share
 
@@ -25,8 +25,13 @@ _WORDS = {
     "tools": "Tools",
     "chosen": "Chosen answer",
     "rejected": "Rejected answer",
+    "candidates": "Answers to choose from",
+    "score": "Score of an answer",
+    "rank": "Rank of an answer",
+    "best": "Place of the best answer",
+    "good": "Verdict on the answer",
 }
-COLUMN_WORDS = {name: _WORDS.get(name, name) for name in WANTED}
+COLUMN_WORDS = {name: _WORDS[name] for name in (*WANTED, *RATED)}
 """Meanings of columns in words, by their names in a mapping."""
 _STATES = {"kept": "", "left_out": "left out", "cut": "cut", "duplicate": "duplicate"}
 

@@ -25,7 +25,7 @@ from app.events import (
 )
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import Button, make_label, make_scroll_area, set_page_margins
-from app.gui.new_run.data_view import DataView
+from app.gui.runs.data_tab import DataTab
 from app.gui.runs.forecast_pane import ForecastPane
 from app.gui.runs.log_pane import LogPane
 from app.gui.runs.recovery_pane import RecoveryPane
@@ -47,9 +47,6 @@ WATCH_MS = 5000
 
 MIN_SPLIT_PX = 280
 """Minimum height of charts and tables together, in pixels; a shorter page scrolls."""
-
-_NEWEST = "Newest first. You can resume from any of them."
-_AS_TRAINED = "The data as the first rank read it."
 
 T = TypeVar("T")
 Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None, list[EvaluationRecord]]
@@ -81,8 +78,6 @@ def load_ranks(context: Context, run_id: str) -> list[Op]:
 
 class RunPage(QWidget):
     closed = Signal()
-    data_wanted = Signal(object)
-    """Spec of the run whose rows the user wants to look through."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -117,7 +112,7 @@ class RunPage(QWidget):
         self.recovery = RecoveryPane(context)
         self.recovery.summarized.connect(self.progress.show_interruptions)
         self.logs = LogPane(context)
-        self.data = DataView(context.theme)
+        self.data = DataTab(context.theme)
         self.tabs = self._make_tabs()
         body = QWidget()
         whole = QVBoxLayout(self)
@@ -193,20 +188,12 @@ class RunPage(QWidget):
             role="link",
             tip="Hash every file of every copy on its node and compare",
         )
-        look = Button(
-            theme,
-            "Look through all rows",
-            self._open_data,
-            icon="search",
-            role="link",
-            tip="Open the Data page with the data of this run",
-        )
         for title, part in (
             ("Ranks", _padded(ranks)),
             ("Events", _padded(events)),
             ("Log", self.logs),
-            ("Checkpoints", _padded(saved, talk, verify, words=_NEWEST)),
-            ("Data", _padded(self.data, look, words=_AS_TRAINED)),
+            ("Checkpoints", _padded(saved, talk, verify)),
+            ("Data", self.data),
             ("Forecast", self.forecast),
             ("Recovery", self.recovery),
             ("Stages", self.stages),
@@ -325,11 +312,6 @@ class RunPage(QWidget):
         if run is not None:
             self.run_actions.chat(run, chosen.step if chosen else None)
 
-    def _open_data(self) -> None:
-        run = self._context.cluster.runs.get(self.run_id)
-        if run is not None:
-            self.data_wanted.emit(run.spec)
-
     def _verify(self) -> None:
         run = self._context.cluster.runs.get(self.run_id)
         if run is None:
@@ -369,14 +351,14 @@ def _make_split(upper: QWidget, lower: QWidget) -> QSplitter:
     return split
 
 
-def _padded(part: QWidget, *buttons: QWidget, words: str = "") -> QWidget:
+def _padded(part: QWidget, *buttons: QWidget) -> QWidget:
     box = QWidget()
     column = QVBoxLayout(box)
     column.setContentsMargins(0, 12, 0, 0)
     column.setSpacing(8)
     if buttons:
         row = QHBoxLayout()
-        row.addWidget(make_label(words, "muted"), 1)
+        row.addWidget(make_label("Newest first. You can resume from any of them.", "muted"), 1)
         for button in buttons:
             row.addWidget(button)
         column.addLayout(row)

@@ -16,6 +16,8 @@ from agents.contract.requests.rows import DataFigures, RowRequest
 from agents.contract.spec import DataSpec, RunSpec
 from app.data.browser import DataBrowser, DataSource
 from app.errors import UserError
+from app.planning.advice.changes import apply_change
+from app.presentation.offer_text import find_offer
 from tests.agents.trainer.ranks import DEMO
 
 GOOD = {"instruction": "Say hello", "output": "Hello."}
@@ -202,3 +204,19 @@ def test_each_source_of_a_run_and_its_evaluation_data_are_read(tmp_path: Path) -
         return [figures.num_rows for figures in found]
 
     assert browse(tmp_path, look) == [54, 1, 2]
+
+
+def test_rows_that_only_a_mapping_reads_come_with_an_offer(tmp_path: Path) -> None:
+    (tmp_path / "qa.jsonl").write_text('{"query": "q", "response": "a"}\n' * 3)
+    wanted = source(tmp_path / "qa.jsonl")
+
+    async def look(browser: DataBrowser) -> None:
+        found = await read_all(browser, wanted)
+        assert found.has_nothing
+        offer = find_offer(UserError("nothing", found.offer), wanted.spec.data)
+        assert offer is not None
+        mapped = replace(wanted, spec=apply_change(wanted.spec, offer.change))
+        found = await read_all(browser, mapped)
+        assert (found.format, found.has_nothing) == ("alpaca", False)
+
+    browse(tmp_path, look)

@@ -126,7 +126,7 @@ def test_the_preview_of_a_new_run_leads_here(busy: Stage) -> None:
     press(dialog, "Look through all rows")
     busy.wait_for(lambda: busy.window.stack.currentWidget() is busy.window.data_page())
     assert find_dialog(NewRunDialog) is None
-    assert busy.window.data_page().data.text() == "/data/a.jsonl"
+    assert busy.window.data_page().bar.data.text() == "/data/a.jsonl"
     assert busy.window.state.draft["data.train"] == "/data/a.jsonl"
 
 
@@ -150,7 +150,7 @@ def test_all_sources_of_a_run_are_shown_one_at_a_time(busy: Stage) -> None:
     page.sources.setCurrentIndex(1)
     page.sources.activated.emit(1)
     busy.wait_for(lambda: asked(busy).source.name == "org/b")
-    assert page.data.text() == "org/b"
+    assert page.bar.data.text() == "org/b"
     busy.wait_for(lambda: bool(page.columns.boxes))
     box = page.columns.boxes["topic"]
     box.setCurrentIndex(box.findData("output"))
