@@ -4,11 +4,12 @@ own columns.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from agents.contract.objectives import DataFormat
 
@@ -363,3 +364,52 @@ def flatten_columns(mapping: dict[str, object]) -> list[str]:
         else:
             entries.append(f"{wanted}={name}")
     return entries
+
+
+# ------------------------------------------------------------------- template options
+
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
+
+
+def parse_options(entries: Sequence[str]) -> dict[str, Any]:
+    """Return the variables of a chat template that entries such as `thinking=false` set.
+
+    Raises:
+        ValueError: an entry has another form, or sets a variable that every template gets.
+
+    >>> parse_options(["enable_thinking=false", "reasoning_effort=high"])
+    {'enable_thinking': False, 'reasoning_effort': 'high'}
+    """
+    found: dict[str, Any] = {}
+    for entry in entries:
+        name, sign, text = (part.strip() for part in entry.partition("="))
+        if not (sign and text and name.isascii() and name.isidentifier()):
+            raise ValueError(
+                f"template_options has {entry!r}; it must be NAME=VALUE, such as "
+                "enable_thinking=false"
+            )
+        if name in _RESERVED or name in found:
+            why = "twice" if name in found else "which comes from the data or the model"
+            raise ValueError(f"template_options sets {name}, {why}; leave it out")
+        found[name] = _read_value(text)
+    return found
+
+
+def _read_value(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, (bool, int, float, str)) else text
+
+
+def flatten_options(mapping: dict[str, object]) -> list[str]:
+    """Return the entries of a mapping, as a run file may write them.
+
+    >>> flatten_options({"enable_thinking": False, "reasoning_effort": "high"})
+    ['enable_thinking=false', 'reasoning_effort=high']
+    """
+    return [
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in mapping.items()
+    ]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from agents.contract.data import HeldOut, SourceSpec, parse_columns, parse_held_out
+from agents.contract.data import HeldOut, SourceSpec, parse_columns, parse_held_out, parse_options
 from agents.contract.key import MAX_COUNT, Key, RunKey, check_limits, keys_of
 from agents.contract.objectives import (
     OBJECTIVES,
@@ -37,6 +37,8 @@ Recompute = Literal["auto", "none", "all"]
 Documents = Literal["file", "blank-line", "line"]
 Rendered = Literal["auto", "yes", "no"]
 LongText = Literal["split", "join", "cut", "refuse"]
+Learn = Literal["answers", "last_answer", "everything"]
+AlsoTrained = Literal["embed_tokens", "lm_head"]
 Deduplicate = Literal["off", "exact", "near"]
 Reasoning = Literal["learn", "keep", "drop"]
 Encoding = Literal[
@@ -265,6 +267,65 @@ class DataSpec:
             is_later=True,
         ),
     ] = "split"
+    learn: Annotated[
+        Learn,
+        Key(
+            label="Learned part",
+            help="What the loss counts in conversations and instructions. Preference pairs always "
+            "learn what differs.",
+            group=DATA,
+            choices=(
+                ("answers", "All answers"),
+                ("last_answer", "The last answer of each row"),
+                ("everything", "Everything, questions included"),
+            ),
+            is_later=True,
+        ),
+    ] = "answers"
+    chat_template: Annotated[
+        str | None,
+        Key(
+            label="Chat template",
+            help="A file, a known name such as chatml, or the folder of another model. Empty: the "
+            "model's own.",
+            group=DATA,
+            details="Known are `chatml`, `llama-3`, `gemma`, `mistral`, `zephyr`, `vicuna` and "
+            "`alpaca`. The run keeps its text. See [Templates](templates.md#another-template).",
+            placeholder="the model's own",
+            names="file",
+            is_wide=True,
+            is_later=True,
+        ),
+    ] = None
+    """Text of a Jinja template, or its source; a started run has the text, or a known name."""
+    template_options: Annotated[
+        tuple[str, ...],
+        Key(
+            label="Template options",
+            help="Arguments of the chat template, separated by commas: enable_thinking=false.",
+            group=DATA,
+            details="They hold in training, in chats and in every exported model. Also as a "
+            "mapping: `{enable_thinking: false}`.",
+            placeholder="none",
+            is_wide=True,
+            is_later=True,
+        ),
+    ] = ()
+    """Variables of the chat template, each as `name=value` with a value in JSON, or a text."""
+    new_tokens: Annotated[
+        tuple[str, ...],
+        Key(
+            label="New tokens",
+            help="Texts that become one token each, separated by commas. The model's embeddings "
+            "grow if it has no room for them.",
+            group=DATA,
+            details="Embeddings and output layer are then trained whole. See "
+            "[Templates](templates.md#new-tokens).",
+            placeholder="none",
+            is_wide=True,
+            is_later=True,
+        ),
+    ] = ()
     shuffle: Annotated[
         bool,
         Key(
@@ -309,6 +370,7 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         parse_columns(self.columns)
+        parse_options(self.template_options)
         parse_held_out(self.eval)
         if not self.train:
             raise ValueError("train is empty; it must name a file or a hub dataset")
@@ -327,6 +389,9 @@ class DataSpec:
             seen.add((source.path, source.split))
         if not all(self.ignore_columns):
             raise ValueError("ignore_columns holds an empty name; it must name columns")
+        if self.chat_template is not None and not self.chat_template.strip():
+            raise ValueError("chat_template is empty; it must be a file, a name, or left out")
+        _are_distinct("new_tokens", self.new_tokens)
 
     @property
     def held_out(self) -> HeldOut | None:
@@ -474,6 +539,20 @@ class AdapterSpec:
     ] = False
     """True to train adapters in the layout of PEFT's `target_parameters`, which has neither dropout
     nor DoRA."""
+    also_train: Annotated[
+        tuple[AlsoTrained, ...],
+        Key(
+            label="Also train",
+            help="Whole matrices next to the adapter: embed_tokens, lm_head. They take far more "
+            "memory than an adapter.",
+            group=ADAPTER,
+            details="PEFT's `modules_to_save`, under these names in every family. With "
+            "`data.new_tokens`, both are trained. Needs `parallel` `data` or `single`.",
+            placeholder="none",
+            only_with=_WITH_ADAPTER,
+            is_later=True,
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -493,6 +572,9 @@ class AdapterSpec:
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
+        _are_distinct("also_train", self.also_train)
+        if self.kind == "full" and self.also_train:
+            raise ValueError("also_train names weights; it must be empty with kind full")
         for name in ("rslora", "dora", "experts"):
             if self.kind == "full" and getattr(self, name):
                 raise ValueError(f"{name} is true; it must be false with kind full")
@@ -965,6 +1047,13 @@ class RunSpec:
         if self.shares is not None and (not self.shares or min(self.shares) <= 0):
             raise ValueError(f"shares is {self.shares}; every share must be above 0")
 
+    @property
+    def also_trained(self) -> tuple[AlsoTrained, ...]:
+        """Whole matrices that are trained next to an adapter; new tokens need both."""
+        if self.adapter.kind == "full":
+            return ()
+        return ("embed_tokens", "lm_head") if self.data.new_tokens else self.adapter.also_train
+
     def _check_formats(self) -> None:
         formats = {"data.format": self.data.format}
         for number, source in enumerate(self.data.sources):
@@ -975,7 +1064,14 @@ class RunSpec:
 
     def refuse_mode(self, parallel: str) -> str:
         """Return why a parallel mode cannot train this run; empty: it can."""
-        for need in find_mode(parallel).needs:
+        mode = find_mode(parallel)
+        if self.also_trained and (mode.has_stages or mode.streams):
+            key = "adapter.also_train" if self.adapter.also_train else "data.new_tokens"
+            return (
+                f"{key} trains embeddings; with parallel {parallel}, which keeps them frozen, it "
+                "must be empty"
+            )
+        for need in mode.needs:
             section, _, name = need.key.rpartition(".")
             value = getattr(getattr(self, section) if section else self, name)
             if value not in need.values:

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 from agents.contract.requests.chats import ChatAnswer, ChatJob, ChatTurn
 from agents.errors import ExpectedError
 from agents.quantizers.inference.models import LIKELIEST, load_model, name_transformers
-from agents.quantizers.merge import copy_values, has_adapter
+from agents.quantizers.merge import copy_values, fit_rows, has_adapter
 from agents.trainer.checkpoint.folder import read_checkpoint
+from agents.trainer.checkpoint.state import read_resume_point
 from agents.trainer.data.hub import find_model
 from agents.trainer.data.stops import find_stops
 from agents.trainer.data.templates import render_question
@@ -114,7 +115,10 @@ def _too_long(num_tokens: int, most: int) -> ExpectedError:
 class _ModelSpeaker:
     def __init__(self, job: ChatJob, folder: Path, device: str) -> None:
         started = time.perf_counter()
-        self._tokenizer, _ = load_tokenizer(folder)
+        data = None
+        if job.checkpoint is not None:
+            data = read_resume_point(read_checkpoint(Path(job.checkpoint))).spec.data
+        self._tokenizer, _ = load_tokenizer(folder, data=data)
         self._model = _load(job, folder, device)
         # The config of a base model lacks the token that ends answers in its chat template.
         self._stops = find_stops(folder, self._tokenizer)
@@ -207,10 +211,11 @@ def _load(job: ChatJob, folder: Path, device: str) -> Any:
     if job.checkpoint is None:
         return model
     checkpoint = read_checkpoint(Path(job.checkpoint))
+    fit_rows(model, checkpoint)
     if has_adapter(checkpoint):
-        from peft import PeftModel
+        from agents.quantizers.merging.updates import load_adapter
 
-        return PeftModel.from_pretrained(model, checkpoint.path).eval()
+        return load_adapter(model, checkpoint.path).eval()
     with torch.no_grad():
         copy_values(model, checkpoint)
     return model

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.contract.run_layout import MANIFEST_FILE, STATE_FILE, checkpoint_path
+from agents.contract.run_layout import MANIFEST_FILE, checkpoint_path
 from agents.errors import ExpectedError
 from agents.quantizers.job.job import (
     JobProgress,
@@ -34,9 +34,15 @@ from agents.quantizers.job.meter import Phase
 from agents.quantizers.job.reuse import LINEAGE_FILE, is_merged, make_room, name_merge, weigh_files
 from agents.trainer.checkpoint.fingerprint import hash_like, hash_model
 from agents.trainer.checkpoint.folder import Checkpoint, read_checkpoint
+from agents.trainer.checkpoint.state import read_resume_point
 from agents.trainer.data.hub import find_model
 from agents.trainer.data.stops import write_stops
-from agents.trainer.data.tokenizer import load_tokenizer
+from agents.trainer.data.tokenizer import (
+    changes_template,
+    load_tokenizer,
+    write_template,
+    write_tokens,
+)
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 
@@ -139,23 +145,29 @@ def write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: JobP
 
     from agents.quantizers.merging.output_files import OutputFiles
     from agents.quantizers.merging.skeleton import Skeleton
-    from agents.quantizers.merging.updates import read_adapter, read_full
+    from agents.quantizers.merging.updates import find_rows, read_adapter, read_full
+    from agents.trainer.model.vocabulary import resized
 
     transformers_logging.disable_progress_bar()
     skeleton = Skeleton(base)
     progress.begin("merge", "Merging and writing, tensor by tensor")
+    num_rows = find_rows(skeleton.model, checkpoint.path)
     with torch.no_grad():
-        if has_adapter(checkpoint):
-            updates = read_adapter(skeleton.model, checkpoint.path)
-            # An adapter of the head must not change embeddings tied to it.
-            for name in updates:
-                skeleton.untie(name)
-        else:
-            updates = read_full(checkpoint.path)
-        files = OutputFiles(skeleton.model, folder)
+        with resized(skeleton.model, num_rows):
+            if has_adapter(checkpoint):
+                updates = read_adapter(skeleton.model, checkpoint.path)
+                # An adapter of the head must not change embeddings tied to it.
+                for name in updates:
+                    skeleton.untie(name)
+            else:
+                updates = read_full(checkpoint.path)
+            files = OutputFiles(skeleton.model, folder)
+            shapes = {name: one.shape for name, one in skeleton.model.named_parameters()}
         count = 0
         for tensors in skeleton.load():
             for name in tensors.keys() & updates.keys():
+                if num_rows is not None and tensors[name].shape != shapes[name]:
+                    tensors[name] = tensors[name].new_empty(shapes[name])
                 updates[name](tensors[name])
                 count += 1
                 progress.tell(
@@ -168,6 +180,16 @@ def write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: JobP
 def has_adapter(checkpoint: Checkpoint) -> bool:
     """Return whether a checkpoint holds an adapter; else it holds all weights."""
     return (checkpoint.path / ADAPTER_FILES[0]).exists()
+
+
+def fit_rows(model: Any, checkpoint: Checkpoint) -> None:
+    """Give a loaded model as many tokens as a checkpoint has weights for."""
+    from agents.quantizers.merging.updates import find_rows
+    from agents.trainer.model.vocabulary import resize
+
+    num_rows = find_rows(model, checkpoint.path)
+    if num_rows is not None:
+        resize(model, num_rows)
 
 
 def copy_values(model: Any, checkpoint: Checkpoint) -> None:
@@ -198,17 +220,26 @@ def _copy_rest(
         "measured": {"phases": [asdict(phase) for phase in measured]},
     }
     (folder / LINEAGE_FILE).write_text(json.dumps(lineage, indent=1), encoding="ascii")
-    state = json.loads((checkpoint.path / STATE_FILE).read_bytes())
-    tokenizer, _ = load_tokenizer(base, state.get("text_rules", 1))
+    from agents.quantizers.merging.updates import tie_whole
+
+    point = read_resume_point(checkpoint)
+    tokenizer, _ = load_tokenizer(base, point.text_rules, point.spec.data)
     # The config of a base model lacks the token that ends answers in its chat template.
     write_stops(folder, tokenizer)
-    # The base model has no template, so the result gets the one of the training.
-    if state.get("plain_template"):
-        (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="ascii")
+    places = [folder]
     if has_adapter(checkpoint):
-        (folder / "adapter").mkdir(mode=0o700)
+        places.append(folder / "adapter")
+        places[-1].mkdir(mode=0o700)
         for name in ADAPTER_FILES:
-            shutil.copyfile(checkpoint.path / name, folder / "adapter" / name)
+            shutil.copyfile(checkpoint.path / name, places[-1] / name)
+        tie_whole(places[-1])
+    # The model of the training may have another template than its base, and more tokens.
+    if point.plain_template or changes_template(point.spec.data):
+        for place in places:
+            write_template(place, tokenizer.chat_template)
+    if tokenizer.new_token_ids:
+        for place in places:
+            write_tokens(place, tokenizer)
 
 
 def main(argv: list[str]) -> int:

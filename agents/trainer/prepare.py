@@ -42,6 +42,7 @@ from agents.trainer.model.model import (
     load_tokenizer,
     refuse_unknown_tokens,
 )
+from agents.trainer.model.vocabulary import add_rows
 from agents.trainer.objectives.objective import Objective
 from agents.trainer.objectives.passing import PassOn
 from agents.trainer.objectives.reference_model import ReferenceTable
@@ -107,8 +108,9 @@ def prepare(context: RankContext, strategy: Strategy) -> TrainingState:
         # Only now, since the reference above is evaluated on the base model.
         group.agree("restored", partial(_restore, state, strategy))
     lora = state.model.lora
-    if lora is not None and lora.use_dora and group.world_size > 1:
-        # The lengths of the base weights: different kinds of processors round them differently.
+    computes_first = lora is not None and lora.use_dora
+    if (computes_first or context.attempt.intent.spec.data.new_tokens) and group.world_size > 1:
+        # Lengths and means of base weights: different kinds of processors round them differently.
         strategy.copy_first_values()
     return state
 
@@ -164,10 +166,11 @@ def _load(context: RankContext, strategy: Strategy) -> TrainingState:
         resumed = read_resume_point(checkpoint) if checkpoint else None
         # A started run keeps its tokens, so it keeps its rules.
         rules = resumed.text_rules if resumed else TEXT_RULES
-        tokenizer, plain_template = load_tokenizer(folder, rules)
+        tokenizer, plain_template = load_tokenizer(folder, rules, spec.data)
         train, evaluation, data_sha256 = _load_data(context, tokenizer, rules)
         store = DeferredStore(context, folder, model_hash)
         base = _load_base(context, strategy, folder, store)
+        add_rows(base, tokenizer, spec.data.new_tokens)
         for examples in (train, evaluation):
             if examples is not None:
                 # On a GPU an unknown id would be an assertion without a location.

@@ -88,7 +88,11 @@ class FindMissing(Action["dict[str, str]"]):
     async def perform(self, core: CoreState, report: Report) -> dict[str, str]:
         def find() -> dict[str, str]:
             problems = {
-                key: _explain_model(core, name) if key == "model" else _explain_data(name, key)
+                key: _explain_model(core, name)
+                if key == "model"
+                else _explain_template(name)
+                if key == "data.chat_template"
+                else _explain_data(name, key)
                 for key, name in self.names.items()
             }
             return {key: problem for key, problem in problems.items() if problem}
@@ -228,6 +232,16 @@ def _explain_model(core: CoreState, name: str) -> str:
     try:
         if folder is not None:
             require_usable("", core.services.models.inspect(folder, whole=False))
+    except UserError as error:
+        return _as_sentences(error)
+    return ""
+
+
+def _explain_template(name: str) -> str:
+    from app.library.chat_template import read_template
+
+    try:
+        read_template(name)
     except UserError as error:
         return _as_sentences(error)
     return ""

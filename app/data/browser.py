@@ -22,6 +22,7 @@ from agents.contract.messages import from_wire, to_wire
 from agents.contract.requests.rows import BrowseJob, DataFigures, RowList, RowRequest, WholeRow
 from agents.contract.spec import RunSpec
 from app.errors import RacklessError, UserError
+from app.library.chat_template import settle_template
 from app.library.data import is_hub_data, require_data
 from app.library.model_check import find_folder
 from app.runs.inputs.preview import Part, can_run_here
@@ -182,7 +183,7 @@ def _make_job(source: DataSource) -> BrowseJob:
         )
     folder = find_folder(source.spec.model)
     has_tokenizer = folder is not None and (folder / "tokenizer.json").is_file() and can_run_here()
-    spec = source.spec
+    spec = settle_template(source.spec)
     if source.part == "train":
         spec = replace(spec, data=spec.data.for_source(source.source))
     return BrowseJob(

@@ -28,6 +28,7 @@ from agents.shared.models.folder import ModelFolder
 from app.errors import RacklessError, UserError
 from app.forecasts.forecast import make_forecast
 from app.forecasts.learning import load_corrections, load_past
+from app.library.chat_template import settle_template
 from app.library.configs import LocatedConfig, is_hub_id
 from app.library.data_judge import settle_by_template
 from app.library.data_key import make_data_key
@@ -168,7 +169,7 @@ class Planner:
         return found
 
     def _judge_data(self, spec: RunSpec) -> tuple[DataFinding, ...]:
-        return settle_by_template(self._guess(spec).findings, spec.model)
+        return settle_by_template(self._guess(spec).findings, settle_template(spec))
 
     async def forecast(
         self,

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
-from agents.contract.spec import DataSpec
+from agents.contract.spec import DataSpec, RunSpec
 from agents.shared.data import findings
 from agents.shared.data.columns import THOUGHT_KEYS, choose_format
+from agents.shared.data.known_templates import KNOWN
 from agents.shared.data.offers import offer_mapping
 from agents.shared.data.reshape import ColumnMapping, explain_reading, unfold
 from app.errors import UserError
@@ -142,14 +143,15 @@ class RowJudge:
             raise UserError(message, f"{hint}. Nothing was started.")
 
 
-def settle_by_template(found: Iterable[DataFinding], model: str) -> tuple[DataFinding, ...]:
-    """Return findings without those about message keys that the model's chat template uses.
+def settle_by_template(found: Iterable[DataFinding], spec: RunSpec) -> tuple[DataFinding, ...]:
+    """Return findings without those about message keys that the run's chat template uses.
 
     Args:
         found: findings of the data.
-        model: model of the run.
+        spec: run spec.
     """
-    template = _read_template(Path(model).expanduser())
+    own = spec.data.chat_template
+    template = KNOWN.get(own, own) if own else _read_template(Path(spec.model).expanduser())
     if template is None:
         return tuple(found)  # the folder is not on this PC, so its template is unknown
     settled = []

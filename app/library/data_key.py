@@ -46,6 +46,10 @@ def make_data_key(spec: RunSpec) -> str:
         parts.append(spec.data.rendered)
     if (texts := [spec.data.documents, spec.data.long_text]) != ["file", "split"]:
         parts.append(texts)
+    data = spec.data
+    other = [data.learn, data.chat_template, data.template_options, data.new_tokens]
+    if other != ["answers", None, (), ()]:
+        parts.append(other)
     if spec.data.reasoning != "learn":
         parts.append(spec.data.reasoning)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

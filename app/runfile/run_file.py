@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from agents.contract.data import flatten_columns
+from agents.contract.data import flatten_columns, flatten_options
 from agents.contract.messages import to_wire
 from agents.contract.spec import RunSpec, run_keys
 from agents.shared.files.folder_files import is_network_path, read_regular
@@ -202,6 +202,8 @@ def _read_sources(section: dict[str, Any]) -> None:
 def _flatten(section: dict[str, Any]) -> None:
     if isinstance(section.get("columns"), dict):
         section["columns"] = flatten_columns(section["columns"])
+    if isinstance(section.get("template_options"), dict):
+        section["template_options"] = flatten_options(section["template_options"])
 
 
 def format_run(spec: RunSpec) -> str:
@@ -288,7 +290,7 @@ def _index(
 
 
 def _with_absolute_paths(spec: RunSpec, folder: Path) -> RunSpec:
-    evaluation = spec.data.eval
+    evaluation, template = spec.data.eval, spec.data.chat_template
     data = dataclasses.replace(
         spec.data,
         train=_found(spec.data.train, folder),
@@ -297,6 +299,7 @@ def _with_absolute_paths(spec: RunSpec, folder: Path) -> RunSpec:
             for source in spec.data.sources
         ),
         eval=None if evaluation is None else _found(evaluation, folder),
+        chat_template=None if template is None else _found(template, folder),
     )
     return dataclasses.replace(spec, model=_found(spec.model, folder), data=data)
 

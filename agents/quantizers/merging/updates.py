@@ -6,25 +6,30 @@ Each weight is merged in float32 and rounded to its own type once, a few rows or
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from peft.utils import load_peft_weights
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agents.errors import ExpectedError
 from agents.trainer.checkpoint.sharded_files import find_shards, read_shapes
-from agents.trainer.checkpoint.state import FULL_STEM
+from agents.trainer.checkpoint.state import ADAPTER_CONFIG, ADAPTER_FILE, FULL_STEM
 from agents.trainer.model.experts import names_as_they_are
 
 # Maximum number of weights merged at once; each needs three times four bytes.
 _MAX_PART = 1 << 22
+_PREFIX = "base_model.model."
+_IN_ADAPTER = re.compile(r"\.lora_")
 
 Update = Callable[[Tensor], None]
 """Function that changes a weight in place.
@@ -42,7 +47,7 @@ def read_adapter(model: Any, folder: Path) -> dict[str, Update]:
         folder: Checkpoint.
     """
     with names_as_they_are():
-        adapted = PeftModel.from_pretrained(copy.deepcopy(model), folder, low_cpu_mem_usage=True)
+        adapted = load_adapter(copy.deepcopy(model), folder, low_cpu_mem_usage=True)
         # PEFT has moved the adapter to its base's meta device, and would do so again.
         layers = [module for module in adapted.modules() if isinstance(module, LoraLayer)]
         for layer in layers:
@@ -57,7 +62,53 @@ def read_adapter(model: Any, folder: Path) -> dict[str, Update]:
             name = getattr(layer, "parameter_name", "weight")
             owner = place.replace(".base_layer", "")
             updates[f"{owner}.{name}"] = _AdapterUpdate(place, layer)
+    path = folder / ADAPTER_FILE
+    for key in read_shapes([path]):
+        if not _IN_ADAPTER.search(key):  # a whole matrix that was trained next to the adapter
+            updates[key.removeprefix(_PREFIX)] = _Replacement(path, key)
     return updates
+
+
+def find_rows(model: Any, folder: Path) -> int | None:
+    """Return the number of tokens that a checkpoint has weights for; None: those of its base."""
+    embeddings = model.get_input_embeddings().weight
+    names = [name for name, one in model.named_parameters() if one is embeddings]
+    shapes = read_shapes(find_shards(folder, FULL_STEM) or [folder / ADAPTER_FILE])
+    for name in names:
+        found = shapes.get(name, shapes.get(f"{_PREFIX}{name}"))
+        if found is not None and found[0] != len(embeddings):
+            return found[0]
+    return None
+
+
+def load_adapter(model: Any, folder: Path, **settings: Any) -> Any:
+    """Return a model with the adapter of a checkpoint.
+
+    Args:
+        model: Base model, with as many tokens as the checkpoint.
+        folder: Checkpoint.
+        **settings: Arguments of PEFT.
+    """
+    config = LoraConfig.from_pretrained(folder)
+    # Whole matrices are loaded into the base model's own: a copy would not stay tied.
+    config.modules_to_save, config.ensure_weight_tying = None, False
+    return PeftModel.from_pretrained(model, folder, config=config, **settings)
+
+
+def tie_whole(adapter: Path) -> None:
+    """Give an exported adapter each whole matrix under the names of all modules that share it.
+
+    PEFT keeps a copy for each module, so it has to find each.
+    """
+    saved = json.loads((adapter / ADAPTER_CONFIG).read_bytes()).get("modules_to_save") or ()
+    keys = [f"{_PREFIX}{name}.weight" for name in saved]
+    shapes = read_shapes([adapter / ADAPTER_FILE])
+    if all(key in shapes for key in keys):
+        return
+    tensors = load_file(adapter / ADAPTER_FILE)
+    whole = next(tensors[key] for key in keys if key in shapes)
+    tensors |= {key: whole.clone() for key in keys if key not in shapes}
+    save_file(tensors, adapter / ADAPTER_FILE, metadata={"format": "pt"})
 
 
 def _stay(*args: Any, **kwargs: Any) -> None:

@@ -269,31 +269,34 @@ def find_beyond(model: ModelFolder) -> tuple[str, ...]:
 def _check_tokenizer(spec: RunSpec, model: ModelFolder) -> Iterator[Misfit]:
     row = ROW_FORMATS.get(spec.data.format)
     wants_chat = row is not None and not row.is_text and model.tensors
-    if wants_chat and model.tokenizer.is_there and not model.tokenizer.has_template:
+    has_template = model.tokenizer.has_template or spec.data.chat_template is not None
+    if wants_chat and model.tokenizer.is_there and not has_template:
         text = "has no chat template: a plain one is used, which the trained model needs, too"
         yield Misfit(severity="warning", key="model", text=text)
-    if not model.tokenizer.may_end:
+    if not model.tokenizer.may_end and spec.data.chat_template is None:
         yield Misfit(
             severity="error" if wants_chat else "warning",
             key="model",
             text="has neither a chat template nor an end token, so it cannot learn to stop",
             hint="Name its end token as eos_token in tokenizer_config.json of a copy of the model",
         )
-    if names := model.tokenizer.other_templates:
+    if (names := model.tokenizer.other_templates) and spec.data.chat_template is None:
         yield Misfit(
             severity="error" if wants_chat else "warning",
             key="model",
             text=f"has the chat templates {', '.join(map(repr, names[:12]))}, and its files do not "
             "say which of them is the default",
-            hint="Copy the model's folder, and rename one to default in tokenizer_config.json",
+            hint="Choose one with data.chat_template, or rename one to default in a copy of the "
+            "model's tokenizer_config.json",
         )
     vocab = text_of(model.config).get("vocab_size")
     highest = model.tokenizer.highest
-    if highest is not None and type(vocab) is int and highest[1] >= vocab:
+    is_new = highest is not None and highest[0] in spec.data.new_tokens
+    if highest is not None and type(vocab) is int and highest[1] >= vocab and not is_new:
         yield Misfit(
             severity="warning",
             key="model",
             text=f"has a tokenizer with {highest[0]!r} as token {highest[1]:,}, and weights for "
             f"{vocab:,} tokens: a row that holds it cannot be trained",
-            hint="Use the model's own tokenizer, or enlarge its embeddings first",
+            hint="Use the model's own tokenizer, or name the token in data.new_tokens",
         )

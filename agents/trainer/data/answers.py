@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from agents.contract.spec import Learn
 from agents.errors import ExpectedError
 from agents.shared.data.columns import THOUGHT_MARKS
 from agents.trainer.data import templates
@@ -61,6 +62,8 @@ class RenderedText:
     notes: frozenset[Note] = frozenset()
     ends_with_answer: bool = False
     """True if an answer that is learned ends the text, so that it has to teach the end."""
+    is_text: bool = False
+    """True for a plain text, which may be divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,11 @@ def find_turn_end(tokenizer: Any) -> TurnEnd:
 
 
 def render_answers(
-    tokenizer: Any, turns: tuple[ConversationTurn, ...], num_shared_turns: int, rules: int
+    tokenizer: Any,
+    turns: tuple[ConversationTurn, ...],
+    num_shared_turns: int,
+    rules: int,
+    learn: Learn = "answers",
 ) -> RenderedText:
     """Return the text of a conversation with its answers.
 
@@ -121,6 +128,7 @@ def render_answers(
         turns: the turns.
         num_shared_turns: number of leading turns that are not learned.
         rules: version of `tokens.TEXT_RULES`.
+        learn: part of the conversation that is learned.
 
     Raises:
         ValueError: the template rejects the conversation, or an answer cannot be located.
@@ -141,8 +149,11 @@ def render_answers(
     learned = [
         place for place, turn in enumerate(folded) if turn.is_answer and place >= num_shared_turns
     ]
+    if learn == "last_answer":
+        learned = learned[-1:]
     if rules >= 3:
-        return _render_as_chat(tokenizer, folded, learned, text)
+        found = _render_as_chat(tokenizer, folded, learned, text)
+        return _learn_everything(found, folded) if learn == "everything" else found
     found = RenderedText(text, [])
     for place in learned:
         span = _find_answer(tokenizer, folded, place, text)
@@ -191,6 +202,20 @@ def _render_as_chat(
     return replace(found, notes=frozenset(notes))
 
 
+def _learn_everything(found: RenderedText, turns: tuple[ConversationTurn, ...]) -> RenderedText:
+    """Return a text of which all is learned that its data does not exclude."""
+    masked, start = list(found.masked), 0
+    for turn in turns:
+        said = turn.content.strip()
+        place = found.text.find(said, start)
+        start = place + len(said) if place >= 0 else start
+        if turn.role == "assistant" or place < 0:
+            continue  # masked where the answer was found
+        begin = place - (len(turn.content) - len(turn.content.lstrip()))
+        masked += [range(begin + part.start, begin + part.stop) for part in turn.masked]
+    return replace(found, spans=[range(len(found.text))], masked=masked)
+
+
 def _is_dropped(tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str) -> bool:
     """Return whether the template leaves out a turn."""
     said = turns[place].content.strip()
@@ -213,7 +238,10 @@ def _find_last(tokenizer: Any, turns: tuple[ConversationTurn, ...], text: str) -
     if prompt is None:
         return _Found(text, _find_otherwise(tokenizer, turns, len(turns) - 1, text))
     thought = find_thought(turns[-1])
-    continues = text.startswith(prompt) and len(text) > len(prompt)
+    rest = text.removeprefix(prompt).lstrip()
+    # A template may write an empty thought before one in the content, which it does not know.
+    is_empty = bool(thought) and any(rest.startswith(closing) for _, closing in THOUGHT_MARKS)
+    continues = text.startswith(prompt) and len(text) > len(prompt) and not is_empty
     if continues and thought in text[len(prompt) :]:
         return _Found(text, range(len(prompt), len(text)))
     marks, opened = _find_opened(tokenizer, asked, prompt)
@@ -638,6 +666,15 @@ def fold_system(
     first = replace(turns[1], content=f"{turns[0].content}\n\n{turns[1].content}")
     folded = (first, *turns[2:])
     return folded, _render(tokenizer, folded, add_generation_prompt=False)
+
+
+def render_turns(tokenizer: Any, turns: tuple[ConversationTurn, ...]) -> str:
+    """Return the text of a finished conversation.
+
+    Raises:
+        ValueError: the template rejects the conversation.
+    """
+    return _render(tokenizer, turns, add_generation_prompt=False)
 
 
 def _bind(tokenizer: Any) -> functools.partial[str]:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.contract.objectives import OBJECTIVES
-from agents.contract.spec import LongText, RunSpec
+from agents.contract.spec import DataSpec, RunSpec
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.findings import refusals
 from agents.state import take_lock
@@ -121,7 +121,7 @@ def make_key(
         "settings": [spec.data.format, spec.objective, spec.sequence_tokens, spec.packing],
         "ignored": sorted(spec.data.ignore_columns),
         "columns": sorted(spec.data.columns),
-        "texts": [spec.data.documents, spec.data.long_text, spec.data.rendered],
+        "texts": [*(spec.data.documents, spec.data.long_text, spec.data.rendered, spec.data.learn)],
         "reasoning": spec.data.reasoning,
         "encoding": spec.data.encoding,
         "rules": rules,
@@ -186,8 +186,7 @@ def _write(
     if chosen is not None:
         reporting = pick_rows(reporting, chosen)
     length = spec.sequence_tokens
-    long_text = spec.data.long_text
-    rows = tokenize_kept(reporting, reader, tally, tokenizer, length, rules, long_text)
+    rows = tokenize_kept(reporting, reader, tally, tokenizer, length, spec.data, rules)
     capacity = spec.sequence_tokens if spec.packing else None
     try:
         sizes = write_examples(unfinished, rows, capacity=capacity, shuffles=spec.data.shuffle)
@@ -234,15 +233,15 @@ def tokenize_kept(
     tally: Tally,
     tokenizer: Any,
     max_tokens: int,
+    data: DataSpec,
     rules: int = TEXT_RULES,
-    long_text: LongText = "split",
 ) -> Iterator[Tokenized]:
     """Yield the tokenized rows; count skipped and truncated ones in the reader's tally.
 
     Raises:
         ExpectedError: neither the chat template nor the tokenizer has a token that ends an answer.
     """
-    for row in tokenize_rows(tokenizer, rows, max_tokens, rules, long_text):
+    for row in tokenize_rows(tokenizer, rows, max_tokens, rules, data.long_text, data.learn):
         if isinstance(row, Skipped):
             reader.skip(row)
             if row.num_tokens:

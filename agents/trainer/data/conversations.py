@@ -484,8 +484,7 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         raise ValueError(f"message {place} has no text: 'content' is {columns.name_kind(content)}")
     if _calls_by_role(message):
         content, calls = read_called_text(place, content)
-    if role == "assistant":  # other roles are not learned anyway
-        masked = _find_masked(place, message, content, masked)
+    masked = _find_masked(place, message, content, masked)
     extra = _find_extra(place, message) if message.keys() - columns.TURN_KEYS else ()
     return ConversationTurn(
         role=role,

@@ -65,8 +65,8 @@ def count_rows(
             num_kept += 1
     else:
         rows = iter(timed)
-        length, long_text = spec.sequence_tokens, spec.data.long_text
-        for kept in tokenize_kept(rows, reader, tally, tokenizer, length, long_text=long_text):
+        length = spec.sequence_tokens
+        for kept in tokenize_kept(rows, reader, tally, tokenizer, length, spec.data):
             size = sum(len(segment.ids) for segment in kept.segments)
             num_kept += 1
             num_tokens += size
@@ -159,7 +159,7 @@ def count(job: PreviewJob, report: Report = lambda text: None) -> DataPreview:
 
         # The check of the model reports a tokenizer that is broken; rows can be read without it.
         with suppress(ExpectedError):
-            tokenizer, plain = load_tokenizer(find_tokenizer(job.model_path))
+            tokenizer, plain = load_tokenizer(find_tokenizer(job.model_path), data=job.spec.data)
     is_train = job.held_out_from is None
     source = job.spec.data.list_sources()[0]
     data = job.spec.data.for_source(source) if is_train else job.spec.data

@@ -191,14 +191,7 @@ def describe_first(
     rows = iter(reader)
     first = list(_take(rows, _NUM_READ))
     kept = list(
-        tokenize_kept(
-            iter(first),
-            reader,
-            tally,
-            tokenizer,
-            spec.sequence_tokens,
-            long_text=spec.data.long_text,
-        )
+        tokenize_kept(iter(first), reader, tally, tokenizer, spec.sequence_tokens, spec.data)
     )
     # The limit of malformed rows is a fraction of all rows: it cannot be checked on the first ones.
     if len(first) < _NUM_READ or not kept:
@@ -351,8 +344,11 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
     from agents.trainer.data.tokenizer import load_tokenizer  # takes seconds; a count needs none
 
     folder = find_tokenizer(job.model_path)
-    tokenizer, plain = load_tokenizer(folder)
+    tokenizer, plain = load_tokenizer(folder, data=job.spec.data)
     num_known = _count_known(folder)
+    if num_known is not None and job.spec.data.new_tokens:  # the trainer adds rows for them
+        new = tokenizer.convert_tokens_to_ids(list(job.spec.data.new_tokens))
+        num_known = max(num_known, max(new) + 1)
     spec, hashes = job.spec, home / "hashes"
     if job.held_out_from is not None:  # evaluation data is a source of its own
         files = find_data(job.train_path, held_out_from=job.held_out_from)

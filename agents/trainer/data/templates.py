@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
+
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from agents.errors import ExpectedError
 from agents.shared.files import bounded_work
@@ -35,6 +38,9 @@ def render(
         LimitReached: the text is too long. The caller bounds time and memory.
         MemoryError: it needs too much memory.
     """
+    written = template if template is not None else choose(tokenizer)
+    if _wants_parts(written):
+        messages = [_in_parts(message) for message in messages]
     try:
         text = tokenizer.apply_chat_template(
             messages,
@@ -54,6 +60,33 @@ def render(
     if len(text) > MAX_CHARS:
         raise bounded_work.LimitReached(f"{MAX_CHARS:,} characters")
     return text
+
+
+_PROBE = "probe-of-content"
+
+
+@lru_cache(maxsize=16)
+def _wants_parts(template: str) -> bool:
+    """Return whether a template drops content that is a text, as those of vision models do."""
+    parts = [{"type": "text", "text": _PROBE}]
+    return _PROBE not in _try(template, _PROBE) and _PROBE in _try(template, parts)
+
+
+def _try(template: str, content: Any) -> str:
+    messages = [{"role": "user", "content": content}]
+    try:
+        return str(render_jinja_template([messages], chat_template=template)[0][0])
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - a template may raise anything
+        return ""
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def choose(tokenizer: Any) -> str:

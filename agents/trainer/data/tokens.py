@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agents.contract.spec import LongText
+from agents.contract.spec import Learn, LongText
 from agents.errors import ExpectedError
+from agents.shared.data.known_templates import BEGIN
 from agents.shared.files import bounded_work
 from agents.trainer.data.answers import (
     DROPPED_THOUGHT,
@@ -32,10 +33,10 @@ from agents.trainer.data.answers import (
     RenderedText,
     TurnEnd,
     fold_system,
-    render_answers,
 )
 from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.examples import Segment
+from agents.trainer.data.frames import Frames
 from agents.trainer.data.stops import find_bounded_turn_end
 from agents.trainer.data.tally import Skipped
 from agents.trainer.data.tokenizer_bounds import MAX_TOKENS_PER_CHAR, bounded_tokenizer
@@ -46,21 +47,12 @@ text starts with `bos_token` even if the tokenizer does not add it, and messages
 content. Version 2: rows are not reshaped, and marks of messages are not read; the last
 answer is learned as the template writes it, even if a chat begins it otherwise.
 """
-PLAIN_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ message['content'] + (eos_token or '') }}"
-    "{% elif message['role'] == 'user' %}"
-    "{{ '### Instruction:\n' + message['content'] + '\n\n### Response:\n' }}"
-    "{% else %}{{ message['content'] + '\n\n' }}{% endif %}{% endfor %}"
-)
-"""Chat template for tokenizers without one, with the wording of Stanford Alpaca."""
-_BEGIN = "{{ bos_token }}"
 
 
-def choose_plain_template(tokenizer: Any, rules: int) -> str:
-    """Return the chat template for a tokenizer without one, with the tokenizer's own beginning."""
+def begin_template(tokenizer: Any, template: str, rules: int) -> str:
+    """Return a known chat template with the tokenizer's own beginning."""
     begins = rules == 1 or bool(find_ends(tokenizer).begin)
-    return PLAIN_TEMPLATE if begins else PLAIN_TEMPLATE.removeprefix(_BEGIN)
+    return template if begins else template.removeprefix(BEGIN)
 
 
 # Number of rows and characters per call. The tokenizer takes about 80 bytes per character.
@@ -135,6 +127,7 @@ def tokenize_rows(
     max_tokens: int,
     rules: int = TEXT_RULES,
     long_text: LongText = "cut",
+    learn: Learn = "answers",
 ) -> Iterator[Tokenized | Skipped]:
     """Yield each row with at most `max_tokens`, or the reason why it is skipped.
 
@@ -144,6 +137,7 @@ def tokenize_rows(
         max_tokens: maximum number of tokens of an example.
         rules: version of `TEXT_RULES`.
         long_text: what becomes of plain text that is longer; conversations are cut.
+        learn: part of a conversation that is learned; pairs learn what differs.
 
     Raises:
         ExpectedError: a text is too long, and `long_text` is `refuse`.
@@ -151,7 +145,8 @@ def tokenize_rows(
     some: list[ConversationRow] = []
     num_chars = 0
     ends = find_ends(tokenizer) if rules > 1 else None
-    texts = _Texts(max_tokens, ends, long_text if rules >= 3 else "cut", rules)
+    mode = long_text if rules >= 3 else "cut"
+    texts = _Texts(max_tokens, ends, mode, rules, Frames(tokenizer, rules, learn))
     for row in rows:
         some.append(row)
         num_chars += row.num_chars
@@ -184,7 +179,7 @@ def _tokenize(
     ends = texts.ends
     if ends is None:
         rows = [_without_extra(row) for row in rows]
-    drawn = _render_rows(tokenizer, rows, texts.rules)
+    drawn = _render_rows(tokenizer, rows, texts.rules, texts.frames)
     rendered = [one for item in drawn if not isinstance(item, Skipped) for one in item.texts]
     special = set(tokenizer.all_special_ids) if any(row.learned for row in rows) else set()
     # A text that is divided is needed as a whole.
@@ -245,14 +240,44 @@ def _encode(
     Without `max_tokens`, all tokens are kept, with their positions.
     """
     short = [one.text for one in rendered if len(one.text) <= _CHARS_AT_ONCE]
-    encoding = _call(tokenizer, short) if short else {"input_ids": [], "offset_mapping": []}
-    encoded = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
+    encoded = iter(_call(tokenizer, short) if short else ())
     for one in rendered:
         if len(one.text) > _CHARS_AT_ONCE:
             yield _encode_pieces(tokenizer, one, max_tokens)
+        else:
+            yield _read_encoding(one, next(encoded), keeps_text=max_tokens is None)
+
+
+def _read_encoding(one: RenderedText, encoding: Any, *, keeps_text: bool) -> _Encoded:
+    """Return the tokens of a text that was tokenized at once."""
+    ids = encoding.ids
+    if keeps_text and one.is_text:
+        return _pack(one, ids, encoding.offsets, len(ids), keeps_text=True)
+    is_target = _mark_few(encoding, one, len(ids))
+    return _Encoded(np.array(ids, dtype=np.int32), is_target, len(ids))
+
+
+def _mark_few(encoding: Any, one: RenderedText, num_tokens: int) -> npt.NDArray[np.bool_]:
+    """Return `mark_targets` without the list of all offsets, whose making takes long."""
+    is_target = np.zeros(num_tokens, dtype=np.bool_)
+    for span, value in (
+        *((part, True) for part in one.spans),
+        *((part, False) for part in one.masked),
+    ):
+        if not span:
             continue
-        ids, offsets = next(encoded)
-        yield _pack(one, ids, offsets, len(ids), keeps_text=max_tokens is None)
+        first, last = encoding.char_to_token(span.start), encoding.char_to_token(span.stop - 1)
+        if first is None or last is None:  # a character in no token
+            return mark_targets(encoding.offsets, one.spans, one.masked)
+        last += 1
+        # A character may have several tokens.
+        while last < num_tokens and (at := encoding.token_to_chars(last)) and at[0] < span.stop:
+            if at[1] <= at[0]:
+                return mark_targets(encoding.offsets, one.spans, one.masked)
+            last += 1
+        is_target[first:last] = value
+    is_target[:1] = False
+    return is_target
 
 
 def _pack(
@@ -269,22 +294,20 @@ def _pack(
     return _Encoded(np.array(ids, dtype=np.int32), is_target, num_tokens, text, stops)
 
 
-def _call(tokenizer: Any, texts: list[str]) -> Any:
+def _call(tokenizer: Any, texts: list[str]) -> list[Any]:
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
     with bounded_tokenizer(sum(map(len, texts))):
-        encoding = tokenizer(
-            texts,
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-        )
-    for text, ids in zip(texts, encoding["input_ids"], strict=True):
-        if len(ids) > MAX_TOKENS_PER_CHAR * (1 + len(text)):
+        encodings = backend.encode_batch(texts, add_special_tokens=False)
+    for text, one in zip(texts, encodings, strict=True):
+        if len(one) > MAX_TOKENS_PER_CHAR * (1 + len(text)):
             raise ExpectedError(
-                f"The tokenizer of this model makes {len(ids):,} tokens of a text of {len(text):,} "
+                f"The tokenizer of this model makes {len(one):,} tokens of a text of {len(text):,} "
                 "characters, which no real one does.",
                 bounded_work.TOKENIZER_HINT,
             )
-    return encoding
+    return encodings
 
 
 def _encode_pieces(tokenizer: Any, one: RenderedText, max_tokens: int | None) -> _Encoded:
@@ -295,11 +318,11 @@ def _encode_pieces(tokenizer: Any, one: RenderedText, max_tokens: int | None) ->
     num_tokens, start = 0, 0
     while start < len(text):
         stop = _find_piece_end(text, start)
-        encoding = _call(tokenizer, [text[start:stop]])
-        num_tokens += len(encoding["input_ids"][0])
+        (encoding,) = _call(tokenizer, [text[start:stop]])
+        num_tokens += len(encoding)
         if max_tokens is None or len(kept) <= max_tokens:
-            kept += encoding["input_ids"][0]
-            offsets += [(a + start, b + start) for a, b in encoding["offset_mapping"][0]]
+            kept += encoding.ids
+            offsets += [(a + start, b + start) for a, b in encoding.offsets]
         start = stop
     return _pack(one, kept, offsets, num_tokens, keeps_text=max_tokens is None)
 
@@ -355,11 +378,15 @@ class _Texts:
         ends: ids before and after a text; None: texts have them already.
         mode: what becomes of a longer text.
         rules: version of `TEXT_RULES`.
+        frames: what the chat template writes around contents.
     """
 
-    def __init__(self, max_tokens: int, ends: Ends | None, mode: LongText, rules: int) -> None:
+    def __init__(
+        self, max_tokens: int, ends: Ends | None, mode: LongText, rules: int, frames: Frames
+    ) -> None:
         self.ends = ends
         self.rules = rules
+        self.frames = frames
         self.turn_end: TurnEnd | None = None
         """Token that ends a learned answer; None: not needed so far."""
         self.mode: LongText = mode if ends is not None else "cut"
@@ -486,7 +513,7 @@ def mark_targets(
 
 
 def _render_rows(
-    tokenizer: Any, rows: Sequence[ConversationRow], rules: int
+    tokenizer: Any, rows: Sequence[ConversationRow], rules: int, frames: Frames
 ) -> list[_Rendered | Skipped]:
     """Return the texts of rows.
 
@@ -501,7 +528,7 @@ def _render_rows(
                 number = row.number
                 more_s = _RENDER_S * (len(row.turns) + len(row.rejected))
                 # Long conversations get more time: each answer is rendered separately.
-                draw = partial(_render_row, tokenizer, row, rules)
+                draw = partial(_render_row, tokenizer, row, rules, frames)
                 drawn.append(
                     bounded_work.within_limits(
                         draw, bounded_work.SOFT_S + more_s, bounded_work.HARD_S + more_s
@@ -523,7 +550,9 @@ def _render_rows(
     return drawn
 
 
-def _render_row(tokenizer: Any, row: ConversationRow, rules: int) -> _Rendered | Skipped:
+def _render_row(
+    tokenizer: Any, row: ConversationRow, rules: int, frames: Frames
+) -> _Rendered | Skipped:
     """Return the texts of a row."""
     try:
         if not row.turns:
@@ -531,7 +560,7 @@ def _render_row(tokenizer: Any, row: ConversationRow, rules: int) -> _Rendered |
             if rules == 1:  # a plain text gets its ends as text
                 text = _enclose(text, tokenizer.bos_token or "", tokenizer.eos_token or "")
             spans = list(row.learned) or [range(len(text))]
-            texts = [RenderedText(text, spans)]
+            texts = [RenderedText(text, spans, is_text=True)]
             if row.rejected_text:
                 start = row.learned[0].start
                 texts.append(
@@ -539,7 +568,8 @@ def _render_row(tokenizer: Any, row: ConversationRow, rules: int) -> _Rendered |
                 )
             return _Rendered(tuple(texts))
         sides = [row.turns, row.rejected] if row.rejected else [row.turns]
-        texts = [render_answers(tokenizer, turns, row.num_shared_turns, rules) for turns in sides]
+        is_pair = bool(row.rejected)
+        texts = [frames.render(turns, row.num_shared_turns, is_pair=is_pair) for turns in sides]
         extra = tuple(sorted({key for turns in sides for turn in turns for key, _ in turn.extra}))
         dropped = tuple(key for key in extra if _is_dropped(tokenizer, sides, texts, key))
         # A key that is left out everywhere is a finding of its own.

@@ -29,6 +29,7 @@ from agents.trainer.model.dropout import DropoutClock, replace_dropouts
 from agents.trainer.model.layer_holdings import ChooseLayers, hold_everything
 from agents.trainer.model.layer_loading import OpenStore, compute_in, loading_layers
 from agents.trainer.model.stage_ends import StageEnds
+from agents.trainer.model.vocabulary import train_ends
 from agents.trainer.model.weights import Report, read_by_threads
 from agents.trainer.rank.device import choose_dtype
 from agents.trainer.streaming.layer_stream import LayerStream
@@ -170,7 +171,7 @@ def refuse_unknown_tokens(model: nn.Module, vocab_size: int, path: Path) -> None
         raise ExpectedError(
             f"The tokenizer in {path} produced token {vocab_size - 1}, but the model has only "
             f"{num_known:,} tokens, numbered from 0.",
-            "Use the model's own tokenizer, or enlarge the model's embeddings first",
+            "Use the model's own tokenizer, or name its tokens in data.new_tokens",
         )
 
 
@@ -248,6 +249,8 @@ def build_trained_model(
             replace_dropouts(model, spec.adapter.dropout, clock)
             if spec.adapter.dora:
                 _apply_dora_dropout(model)
+        if spec.also_trained:
+            train_ends(model.get_base_model(), spec.also_trained, lora)
     model.to(device)
     autocast = dtype in _NARROW
     if autocast:

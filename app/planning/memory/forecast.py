@@ -123,7 +123,9 @@ def count_trained(shape: ModelShape, spec: RunSpec) -> int:
     adapter = spec.adapter
     if adapter.kind == "full":
         return shape.num_parameters
-    return shape.count_adapter(
+    ends = len(spec.also_trained)
+    # Tied embeddings and output layer are one matrix.
+    return min(ends, 1 if shape.is_tied else 2) * shape.num_embedding + shape.count_adapter(
         adapter.rank,
         adapter.targets,
         dora=adapter.dora,

@@ -21,6 +21,7 @@ from agents.contract.spec import RunSpec
 from agents.shared.data.files import look_through
 from agents.shared.data.findings import refusals, say_refusal
 from app.errors import LeftOutRows, UserError
+from app.library.chat_template import settle_template
 from app.library.data import is_hub_data, require_data
 from app.library.model_check import find_folder
 from app.presentation.left_out_text import hint_for_losses, offer_start, say_count
@@ -126,6 +127,7 @@ class _Data:
 def _list_data(spec: RunSpec) -> tuple[_Data, ...]:
     """Return all data of a run; held-out rows are counted with the training data."""
     found = []
+    spec = settle_template(spec)
     for place, source in enumerate(spec.data.list_sources()):
         data = spec.data.for_source(source)
         if source.split is not None:

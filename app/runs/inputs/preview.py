@@ -24,6 +24,7 @@ from agents.contract.spec import RunSpec
 from agents.shared.files.bounded_work import KILLS
 from app.errors import RacklessError, UserError
 from app.library.bundles import Source
+from app.library.chat_template import settle_template
 from app.library.data import find_data
 from app.library.models import find_tokenizer
 from app.progress import OnMessage, messages
@@ -64,6 +65,7 @@ async def preview_data(
     """
     report = progress or (lambda text: None)
     name = spec.data.train if part == "train" else spec.data.eval or ""
+    spec = await asyncio.to_thread(settle_template, spec)
     if len(spec.data.list_sources()) > 1 and (part == "train" or spec.data.held_out):
         name = show_list([source.name for source in spec.data.list_sources()])
     data = await asyncio.to_thread(_find_all, services, spec, part)

@@ -81,6 +81,7 @@ def find_inputs(services: Services, spec: RunSpec) -> Inputs:
     require_model(services, spec)
     folder = find_folder(spec.model)
     beyond = find_beyond(services.models.inspect(folder)) if folder is not None else ()
+    beyond = tuple(token for token in beyond if token not in spec.data.new_tokens)
     find = partial(find_data, hashes=services.hashes, beyond=beyond)
     train, *more = find_sources(spec.data, find)
     return Inputs(

@@ -30,6 +30,7 @@ from agents.contract.run import (
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, RunStopped, UserError
 from app.filelock import locked
+from app.library.chat_template import settle_template
 from app.nodes.credential import make_credential
 from app.progress import OnMessage
 from app.provisioning.checks.variables import (
@@ -90,6 +91,7 @@ async def start_run(
     """
     nodes = preflight.choose_nodes(spec, services.pool.names())
     preflight.require_supported(spec)
+    spec = await asyncio.to_thread(settle_template, spec)
     inputs = await asyncio.to_thread(run_inputs.find_inputs, services, spec)
     report(f"checking {show_list(nodes)}")
     plan = await preflight.plan_launch(services, spec, nodes)

@@ -247,6 +247,10 @@ OTHER = {
         encoding="cp1252",
         documents="line",
         long_text="cut",
+        learn="everything",
+        chat_template="chatml",
+        template_options=("enable_thinking=false",),
+        new_tokens=("<a>", "<b>"),
         sources=(
             SourceSpec(path="a", weight=0.5),
             SourceSpec(path="c", format="auto", columns=("text=t",), max_rows=5, split="test"),
@@ -258,7 +262,14 @@ OTHER = {
     "objective": "dpo",
     "dpo_beta": 0.01,
     "adapter": AdapterSpec(
-        kind="qlora", rank=4, alpha=7.5, dropout=0.0, targets=("q", "v"), rslora=True, dora=True
+        kind="qlora",
+        rank=4,
+        alpha=7.5,
+        dropout=0.0,
+        targets=("q", "v"),
+        rslora=True,
+        dora=True,
+        also_train=("embed_tokens", "lm_head"),
     ),
     "sequence_tokens": 64,
     "packing": True,

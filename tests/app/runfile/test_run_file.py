@@ -103,7 +103,7 @@ def test_lists_become_tuples() -> None:
         (
             f"{RIGHT}adapter: {{zzz: 3}}\n",
             "run.yaml, line 3: adapter.zzz is not known; the keys under adapter are kind, rank, "
-            "alpha, dropout, targets, rslora, dora, experts",
+            "alpha, dropout, targets, rslora, dora, experts, also_train",
         ),
         (
             f"{RIGHT}adapter: {{kind: lroa}}\n",
@@ -294,6 +294,8 @@ SETTINGS = {
     "data.deduplicate": "exact",
     "data.documents": "line", "data.long_text": "cut",
     "data.reasoning": "keep",
+    "data.learn": "everything", "data.chat_template": "chatml",
+    "data.template_options": ["a=1"], "data.new_tokens": [], "adapter.also_train": ["lm_head"],
     "objective": "dpo", "adapter.kind": "qlora", "adapter.rank": 8,
     "adapter.alpha": 8.5, "adapter.dropout": 0.0, "adapter.targets": ["q"], "adapter.rslora": True,
     "adapter.dora": True, "adapter.experts": False, "dpo_beta": 0.2, "sequence_tokens": 64,

@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -197,14 +197,9 @@ class Indexer:
     def _tokenize(self) -> None:
         spec = self._spec
         # Rows stay apart here: joined ones would have no length of their own.
-        mode = spec.data.long_text if spec.data.long_text == "cut" else "split"
+        apart = spec.data if spec.data.long_text == "cut" else replace(spec.data, long_text="split")
         rows = tokenize_kept(
-            self._pass(),
-            self.reader,
-            self._tally,
-            self._tokenizer,
-            spec.sequence_tokens,
-            long_text=mode,
+            self._pass(), self.reader, self._tally, self._tokenizer, spec.sequence_tokens, apart
         )
         for one in rows:
             self._take(one)

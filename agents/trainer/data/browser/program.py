@@ -99,7 +99,9 @@ class Browser:
             if self._job.model_path:
                 from agents.trainer.data.tokenizer import load_tokenizer  # takes seconds
 
-                self._tokenizer, _ = load_tokenizer(find_tokenizer(self._job.model_path))
+                self._tokenizer, _ = load_tokenizer(
+                    find_tokenizer(self._job.model_path), data=self._job.spec.data
+                )
             self._can_render.set()
             if self._places.counts_by_line:
                 for num_lines in self._places.find_lines():
@@ -296,7 +298,9 @@ class Browser:
         from agents.trainer.data.preview import show_row
 
         spec = self._job.spec
-        first = next(tokenize_rows(self._tokenizer, [row], spec.sequence_tokens))
+        first = next(
+            tokenize_rows(self._tokenizer, [row], spec.sequence_tokens, learn=spec.data.learn)
+        )
         return first if isinstance(first, Skipped) else show_row(self._tokenizer, first.segments)
 
 

@@ -106,6 +106,16 @@ SMOLLM3 = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n{% endif %}"
     "{% endif %}"
 )
+LLAMA4 = (
+    "<|begin_of_text|>{% for m in messages %}<|header_start|>{{ m.role }}<|header_end|>\n\n"
+    "{{ m.content | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|header_start|>assistant<|header_end|>\n\n{% endif %}"
+)
+TEKKEN = (
+    "<s>{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+    "{% elif m.role == 'system' %}[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]"
+    "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+)
 CLOSED_IF_FOLLOWED = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if not loop.last %}</s>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}</s><|assistant|>{% endif %}"
@@ -239,6 +249,7 @@ TOKENS = (
     "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
     "<start_of_turn>", "<end_of_turn>", "<|endoftext|>", "<think>", "</think>", "<|User|>",
     "<|Assistant|>", "[gMASK]", "<sop>", "<|start|>", "<|message|>", "<|channel|>", "<|return|>",
+    "<|header_start|>", "<|header_end|>", "<|eot|>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
     "<|call|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
     "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
     "<|observation|>",

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from agents.errors import ExpectedError
+from agents.shared.data.known_templates import PLAIN_TEMPLATE
 from agents.trainer.data import tokens
 from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.tally import Skipped
-from agents.trainer.data.tokens import PLAIN_TEMPLATE, TEXT_RULES, mark_targets, tokenize_rows
+from agents.trainer.data.tokens import TEXT_RULES, mark_targets, tokenize_rows
 from agents.trainer.model.model import load_tokenizer
 from tests.agents.trainer.ranks import DEMO
 
@@ -194,18 +195,23 @@ def test_pairs_that_are_the_same_within_the_limit_or_to_the_template_are_left_ou
 
 
 class Watched:
-    """A tokenizer that notes how much it is given at once."""
+    """A tokenizer that notes how much its library is given at once."""
 
     def __init__(self, tokenizer):
         self._tokenizer = tokenizer
+        self.backend_tokenizer = self
         self.sizes = []
 
     def __getattr__(self, name):
-        return getattr(self._tokenizer, name)
+        known = self._tokenizer
+        return getattr(known, name, None) or getattr(known.backend_tokenizer, name)
 
     def __call__(self, texts, **options):
-        self.sizes.append(sum(map(len, texts)))
         return self._tokenizer(texts, **options)
+
+    def encode_batch(self, texts, **options):
+        self.sizes.append(sum(map(len, texts)))
+        return self._tokenizer.backend_tokenizer.encode_batch(texts, **options)
 
 
 def test_long_rows_are_tokenized_few_at_a_time(tokenizer, monkeypatch):
