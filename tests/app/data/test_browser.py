@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from agents.contract.data import SourceSpec
 from agents.contract.requests.rows import DataFigures, RowRequest
 from agents.contract.spec import DataSpec, RunSpec
-from app.data.browser import DataBrowser, DataSource
+from app.data.browser import _PROGRAM, DataBrowser, DataSource
 from app.errors import UserError
 from app.planning.advice.changes import apply_change
 from app.presentation.offer_text import find_offer
@@ -220,3 +222,10 @@ def test_rows_that_only_a_mapping_reads_come_with_an_offer(tmp_path: Path) -> No
         assert (found.format, found.has_nothing) == ("alpaca", False)
 
     browse(tmp_path, look)
+
+
+def test_rows_are_read_without_the_training_packages() -> None:
+    """Their imports take longer than the first rows may."""
+    code = f"import sys, {_PROGRAM}; print({{'torch', 'transformers'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
