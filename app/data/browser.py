@@ -173,9 +173,14 @@ def _make_job(source: DataSource) -> BrowseJob:
     Raises:
         UserError: the data is not here, or this PC has no reader for it.
     """
-    require_data(source.name, f"data.{source.part}")
     path = Path(source.name).expanduser().absolute()
     is_hub = not path.exists() and is_hub_data(source.name)
+    if not is_hub and not path.exists():
+        raise UserError(
+            f"{source.name} does not exist on this PC",
+            "Choose a file, a folder, or a data set of the hub that was downloaded.",
+        )
+    require_data(source.name, f"data.{source.part}")
     if not all(map(importlib.util.find_spec, _NEEDED)):
         raise UserError(
             "the rows of data cannot be looked through on this system",

@@ -33,7 +33,7 @@ from app.gui.data.source_bar import SourceBar
 from app.gui.kit.banner import Banner
 from app.gui.kit.empty import EmptyState
 from app.gui.kit.inputs import ChoiceBox
-from app.gui.kit.primitives import Button, make_label, set_page_margins, set_tooltip
+from app.gui.kit.primitives import Button, ElidedLabel, make_label, set_page_margins, set_tooltip
 from app.gui.new_run.data_offer import show_offer
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
@@ -61,7 +61,7 @@ class DataPage(QWidget):
         self.sources.setAccessibleName("Source")
         set_tooltip(self.sources, "Source of the run whose rows are shown")
         self.sources.setMinimumContentsLength(18)
-        self.summary = make_label("", "muted")
+        self.summary = ElidedLabel("", "muted")
         self.use = Button(
             context.theme,
             "Use in a new run",
@@ -113,13 +113,14 @@ class DataPage(QWidget):
 
     def _make_split(self) -> QSplitter:
         self.tabs = QTabWidget()
+        self.tabs.tabBar().setAccessibleName("Details")
         self.tabs.addTab(self.row, "Row")
         self.tabs.addTab(self.numbers, "All rows")
         self.tabs.addTab(self.columns, "Columns")
         split = QSplitter(Qt.Orientation.Horizontal)
         split.addWidget(self.list)
         split.addWidget(self.tabs)
-        split.setSizes([640, 520])
+        split.setSizes([680, 460])
         split.setChildrenCollapsible(False)
         split.setHandleWidth(16)
         return split
@@ -197,8 +198,10 @@ class DataPage(QWidget):
             ),
         )
 
-    def _show_row(self, chosen: RowBrief) -> None:
-        if self._source is None:
+    def _show_row(self, chosen: RowBrief | None) -> None:
+        if self._source is None or chosen is None:
+            self._forget_op("row")
+            self.row.show_row(None)
             return
         self._replace_op(
             "row",
@@ -209,10 +212,13 @@ class DataPage(QWidget):
 
     def _replace_op(self, name: str, op: Op) -> None:
         """Only the newest answer of each kind counts."""
+        self._forget_op(name)
+        self._ops[name] = op
+
+    def _forget_op(self, name: str) -> None:
         if (old := self._ops.get(name)) is not None and not old.is_done:
             # Not cancelled: that would end the process which answers in order.
             old.callbacks.success = None
-        self._ops[name] = op
 
     def _take_rows(self, found: RowList) -> None:
         self.list.show_list(found)
@@ -236,6 +242,8 @@ class DataPage(QWidget):
         source = self._source
         if source is None or not show_offer(self.banner, error, source.spec.data, self._take_offer):
             self.banner.show_error(error)
+        if source is not None and not self._figures.num_rows:
+            self.summary.setText(source.source.name)
 
     def _take_offer(self, change: Mapping[str, object]) -> None:
         if self._source is not None:

@@ -44,7 +44,7 @@ class DataDialog(QDialog):
         self.setWindowTitle("Data preview")
         self.resize(720, 600)
         self.banner = Banner(context.theme)
-        self.view = DataView(context.theme)
+        self.view = DataView(context.theme, "The first rows appear here once they are read.")
         self.count_all = Button(
             context.theme,
             "Read all rows",

@@ -65,9 +65,10 @@ def _caveats_html(caveats: Caveats | None) -> str:
 class DataView(Reader):
     """Shows a data preview, or a placeholder until `show_data` is called."""
 
-    def __init__(self, theme: Theme) -> None:
+    def __init__(self, theme: Theme, nothing: str = _NOTHING) -> None:
         super().__init__()
         self._theme = theme
+        self._nothing = nothing
         self._found: DataPreview | None = None
         self._caveats: Caveats | None = None
         self.setAccessibleName("Data preview")
@@ -90,6 +91,6 @@ class DataView(Reader):
 
     def _draw(self) -> None:
         if self._found is None:
-            self.setPlainText(_NOTHING)
+            self.setPlainText(self._nothing)
         else:
             self.setHtml(data_html(self._found, self._theme.palette, self._caveats))

@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, QTimer
 from agents.contract.spec import RunSpec
 from app.core.library import CountLeftOut
 from app.errors import RacklessError
-from app.gui.new_run.outlook import Outlook
+from app.gui.new_run.outlook import LOST, UNUSABLE, Outlook
 from app.gui.session.bridge import Bridge, Op
 from app.planning.candidate import Advice
 from app.presentation.left_out_text import ON_A_NODE, say_count
@@ -77,11 +77,14 @@ class LiveCount(QObject):
         # The form marks data that is missing; other faults stand here before a start.
         offer = find_offer(error, self._wanted.data) if self._wanted is not None else None
         offers = (Advice(text=offer.text, change=offer.change),) if offer is not None else ()
-        self._show((f"{capitalize(str(error)).rstrip('.')}.",), (), offers)
+        # Not capitalized: it may begin with a file's name.
+        self._show((f"{str(error).rstrip('.')}.",), (), offers)
+        self._outlook.left_out.rename(UNUSABLE)
 
     def _show(
         self, grave: Sequence[str], calm: Sequence[str], offers: Sequence[Advice] = ()
     ) -> None:
+        self._outlook.left_out.rename(LOST)
         self._outlook.left_out.show_notes(grave)
         self._outlook.counted.show_notes(calm)
         self._outlook.offers.show_advice(offers)

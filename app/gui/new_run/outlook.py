@@ -13,6 +13,8 @@ from app.gui.new_run.plan_notes import AdviceLines, Notes
 from app.gui.new_run.plan_view import PlanView
 
 WIDTH_PX = 360
+LOST, UNUSABLE = "Rows that would be lost", "The data cannot be used yet"
+"""Titles of the notes about the data."""
 
 
 class Outlook(QFrame):
@@ -26,7 +28,7 @@ class Outlook(QFrame):
         self.setObjectName("panel")
         self.setFixedWidth(WIDTH_PX)
         self.plan = PlanView(theme)
-        self.left_out = Notes("Rows that would be lost", role="problem")
+        self.left_out = Notes(LOST, role="problem")
         self.counted = Notes("Rows")
         for notes in (self.left_out, self.counted):
             notes.show_notes(())

@@ -78,6 +78,7 @@ def test_rows_are_filtered_and_searched(busy: Stage, page: DataPage) -> None:
     QTest.keyClicks(page.list.search, " nowhere")
     busy.wait_for(lambda: not page.list.rows.rows())
     assert page.list.place.text() == "No such rows"
+    assert page.row.learned.toPlainText().startswith("Choose a row")
 
 
 def test_pages_lead_to_later_rows(busy: Stage, page: DataPage) -> None:

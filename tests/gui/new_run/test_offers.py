@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QLabel
 
 from agents.contract.spec import DataSpec, RunSpec
 from app.core.data import ListDataRows
@@ -43,6 +44,8 @@ def test_the_form_offers_a_mapping_with_the_refusal(busy: Stage, dialog: NewRunD
     offers = dialog.outlook.offers
     busy.wait_for(offers.isVisible)
     assert offers._lines[0]._text.text() == WORDS
+    texts = [label.text() for label in dialog.outlook.left_out.findChildren(QLabel)]
+    assert texts[:2] == ["The data cannot be used yet", "qa.jsonl has no usable row."]
     press(offers, "Apply")
     assert is_taken(dialog)
 
