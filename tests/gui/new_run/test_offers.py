@@ -45,7 +45,7 @@ def test_the_form_offers_a_mapping_with_the_refusal(busy: Stage, dialog: NewRunD
     busy.wait_for(offers.isVisible)
     assert offers._lines[0]._text.text() == WORDS
     texts = [label.text() for label in dialog.outlook.left_out.findChildren(QLabel)]
-    assert texts[:2] == ["The data cannot be used yet", "qa.jsonl has no usable row."]
+    assert {"The data cannot be used yet", "qa.jsonl has no usable row."} <= set(texts)
     press(offers, "Apply")
     assert is_taken(dialog)
 
