@@ -95,6 +95,8 @@ class RowMeanings:
                 self._add_column(name, value, data_format, row, used, place)
         for (kind, key), consequence in keys.items():
             self._count(kind, f"{MESSAGES}{key}", consequence, place)
+        if "system" in used and _has_other_system(row, used):
+            self._count("other_system", "system", _WARN, place)
         # A pair that its own scores contradict was likely swapped.
         if data_format == "preference":
             self._add_reversed(row, place)
@@ -317,6 +319,21 @@ def _messages_in(value: Any) -> Sequence[Any]:
         except (ValueError, RecursionError):
             return ()
     return value if isinstance(value, list) else (value,)
+
+
+def _has_other_system(row: dict[str, Any], used: Iterable[str]) -> bool:
+    """Return whether the messages of a row begin with another system prompt than its own."""
+    given = row["system"]
+    if not isinstance(given, str) or not given.strip():
+        return False
+    for name in used:
+        first = next(iter(_messages_in(row[name])), None) if name not in _NO_MESSAGES else None
+        if isinstance(first, dict):
+            role = str(first.get("role") or first.get("from")).lower()
+            said = first.get("content") or first.get("value")
+            if role in ("system", "developer") and isinstance(said, str):
+                return said.strip() != given.strip()
+    return False
 
 
 def _texts_of(row: dict[str, Any], used: Iterable[str]) -> Iterator[str]:

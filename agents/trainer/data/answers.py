@@ -160,7 +160,7 @@ def render_answers(
     for place in learned:
         span = _find_answer(tokenizer, folded, place, text)
         found.spans.append(span)
-        found.masked.extend(_place(folded[place], folded[place].masked, span, text))
+        found.masked.extend(_place(folded[place], _masked(folded[place]), span, text))
     return found
 
 
@@ -196,7 +196,7 @@ def _render_as_chat(
             notes.add((EMPTY_THOUGHT, next(marks, "<think>")))
             span = range(span.start + num_empty, span.stop)
         found.spans.append(span)
-        found.masked.extend(_place(turns[place], turns[place].masked, span, text, begin))
+        found.masked.extend(_place(turns[place], _masked(turns[place]), span, text, begin))
         parts = [part for part, _ in turns[place].weighted]
         weights = (weight for _, weight in turns[place].weighted)
         found.weights.extend(
@@ -466,6 +466,10 @@ def _find_earlier(
         raise ValueError(_CHANGED)
     if not (start < end and text.startswith(whole[:end])):
         raise ValueError(_CHANGED)
+    if asked is None and (header := _find_header(tokenizer, turns[:place])):
+        # What stands between a chat's header and the answer is learned, too: `<|channel|>final`.
+        shown = before.rfind(header, before.rfind(turns[place - 1].content.strip()))
+        start = start if shown < 0 else shown + len(header)
     alone = _try_render(tokenizer, other[: place + 1], add_generation_prompt=False) or ""
     follower = turns[place + 1].content.strip() if place + 1 < len(turns) else ""
     alone = alone.partition(_OTHER_ANSWER)[2]
@@ -578,6 +582,12 @@ def _answer_otherwise(
 ) -> tuple[ConversationTurn, ...]:
     other = replace(turns[place], content=_OTHER_ANSWER, calls=())
     return (*turns[:place], other, *turns[place + 1 :])
+
+
+def _masked(turn: ConversationTurn) -> tuple[range, ...]:
+    """Return the masked parts of an answer; one that is all of it needs no place for others."""
+    whole = [part for part in turn.masked if len(part) == len(turn.content)]
+    return tuple(whole[:1]) or turn.masked
 
 
 def _place(

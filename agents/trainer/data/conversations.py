@@ -171,6 +171,10 @@ def _read_rendered(
         texts = [text[len(prompt) :] for text in texts]
     elif not (is_certain or ends_with_answer_begin(prompt)):
         return None
+    for name in ("system", "input"):
+        part = value.get(name)
+        if isinstance(part, str) and part.strip() not in prompt:
+            raise ValueError(f"'{name}' is no part of the prompt, which is rendered already")
     if is_pair and texts[0] == texts[1]:
         return "'chosen' and 'rejected' are the same"
     if not all(text.strip() for text in texts):
@@ -358,9 +362,12 @@ def _read_turns(messages: Any, key: str) -> tuple[ConversationTurn, ...]:
         before = turns[-1] if turns else turn
         # ShareGPT writes each of several calls as a turn of its own.
         is_more = turns and not turn.content and before.is_answer and _calls_by_role(message)
+        extra = {**dict(turn.extra), **dict(before.extra)}
+        is_more = is_more and {*turn.extra} <= {*extra.items()}  # two thoughts are two turns
         marks = (before.masked, before.weighted)
         if is_more and marks == (turn.masked, turn.weighted):
-            turns[-1] = replace(before, calls=before.calls + turn.calls)
+            calls = before.calls + turn.calls
+            turns[-1] = replace(before, calls=calls, extra=tuple(extra.items()))
         else:
             turns.append(turn)
     return tuple(turns)
