@@ -36,6 +36,7 @@ OWN = {
 NAMES = (*published.list_families(), *OWN)
 THOUGHT = "It is about the valley."
 NUM_ROWS = 6
+MAX_TOKENS = 4096
 
 
 def read(name: str) -> str:
@@ -78,6 +79,10 @@ def make_folder(folder: Path, name: str) -> Path:
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_bytes())
     path.write_text(json.dumps({**settings, "eos_token": end, "bos_token": "<s>"}))
+    # The demo's tokenizer makes about four tokens of a word, and some prompts are long.
+    path = folder / "config.json"
+    config = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**config, "max_position_embeddings": MAX_TOKENS}))
     if not text:
         (folder / "chat_template.jinja").unlink()
     return folder
@@ -96,7 +101,7 @@ def test_a_model_stops_and_answers(tmp_path, name, thinks):
             template_options=(f"{options}={value}",) if options is not None else (),
         ),
         adapter=AdapterSpec(kind="full"),
-        sequence_tokens=1024,
+        sequence_tokens=MAX_TOKENS,
         batch_sequences=NUM_ROWS,
         max_steps=60,
         learning_rate=2e-3,
