@@ -79,7 +79,7 @@ def test_is_read(tmp_path: Path, demo: Any, row: Any, shown: str, learned: str) 
 
 
 @pytest.mark.parametrize("row", [5, "x", None, True, [], [1], ["x", "y"], [[user("q")]]])
-def test_no_row_is_left_out_with_its_kind(tmp_path: Path, row: Any) -> None:
+def test_a_row_that_is_no_object_is_left_out(tmp_path: Path, row: Any) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(row) + "\n")
     tally = Tally("a")
