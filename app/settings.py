@@ -151,6 +151,29 @@ SETTINGS = (
         section="Nodes",
     ),
     Setting(
+        key="pc_power_w",
+        kind="number",
+        default=80.0,
+        minimum=0.0,
+        maximum=2000.0,
+        unit="W",
+        title="Power of a PC without its GPUs",
+        description="While it trains, as a wattmeter shows it minus the GPUs. Plans add it to the "
+        "energy of the GPUs.",
+        section="Energy",
+    ),
+    Setting(
+        key="price_per_kwh",
+        kind="number",
+        default=0.0,
+        minimum=0.0,
+        maximum=1000.0,
+        title="Price of a kilowatt-hour",
+        description="In your currency. Plans then show what the electricity of a run costs. 0 "
+        "hides it.",
+        section="Energy",
+    ),
+    Setting(
         key="when_hot",
         kind="choice",
         default="warn",

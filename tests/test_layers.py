@@ -66,7 +66,7 @@ ORDER = {
     "app.planning": (
         "shape row_lengths | memory | hardware accuracy layer_costs setting_search"
         " | candidate throughput | choice plan_context split | build_context subsets"
-        " | document strategies | cut reasons | advice | refused | plan"
+        " | document strategies | cut reasons quick | advice upgrades best | refused | plan"
     ),
     "app.runs": (
         "placement run | nodes rejoin | recovery mandates | journals | snapshot | run_repository"

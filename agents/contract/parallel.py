@@ -116,7 +116,9 @@ PARALLEL: dict[ParallelMode, ParallelStrategy] = {
                     reason=": stages keep all other weights as is",
                 ),
                 Need(
-                    key="optimizer", values=("adamw",), reason=", whose state other cuts continue"
+                    key="optimizer",
+                    values=("adamw",),
+                    reason=": other cuts of the layers would divide the blocks of an 8-bit state",
                 ),
                 # In bf16 replicas exchange gradients in full, which is more exact than asked for.
                 Need(

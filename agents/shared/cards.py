@@ -1,31 +1,41 @@
-"""Peak figures of GPUs, by the names that their drivers use.
-
-FLOP/s are dense bf16 or fp16 with fp32 accumulation, at the boost clock of the reference card, from
-NVIDIA's own papers: "Ampere GA102 GPU Architecture" (RTX 30), "Ada GPU Architecture" (RTX 40),
-"RTX Blackwell GPU Architecture" (RTX 50), and the data sheets of A100, H100, H200 and L40S. Cards
-that those papers leave out have twice their fp32 shader rate, as all GeForce cards in them do.
-Memory, bandwidth, board power and bus come from the product pages of the same cards.
-
-Laptop GPUs run at one of many power limits, so no fixed figure holds: training measures them, and
-forecasts take the middle of the boost clocks on
-https://www.nvidia.com/geforce/gaming-laptops/compare (4 FLOP per core and clock). Gigabytes of
-memory are binary, all other units decimal.
-"""
+"""Peak figures of GPUs, by the names that drivers and users write."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
+
+from agents.shared.card_table import ROWS
 
 GIB = 2**30
 
 # Bandwidth of one PCI Express lane by generation, after encoding, in bytes per second.
-_LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
+_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
 
 # Share of the bus bandwidth that copies from and to pinned memory reach: 22 to 26 of 31.5 GB/s on
 # generation 4 with 16 lanes (bitsandbytes, docs/streaming_analysis).
 _REACHED = 0.8
+
+# Compute capabilities of silicon without tensor cores, of which GTX 16 shares that of RTX 20.
+_FIRST_TENSOR_CORES = (7, 0)
+
+# Words that name no card: vendor, brand, and what drivers add.
+_IDLE_WORDS = (
+    "nvidia|geforce|tesla|rtx|gtx|graphics|card|gpu|generation|blackwell|workstation|edition"
+    "|desktop|with"
+)
+_SIZE = re.compile(r"\b(\d{1,3}) ?(?:g|gb|gib)\b")
+_FORM_FACTOR = re.compile(r"\b(?:sxm\d?|pcie|hbm\d?e?)\b")
+# The brand of other cards is part of this one's name.
+_TITAN_RTX = re.compile(r"\btitan ?rtx\b")
+_MAX_Q = re.compile(r"\bmax q( design)?\b")
+# GPUs of other vendors, which have no CUDA.
+_FOREIGN = re.compile(
+    r"\b(amd|radeon|rx ?\d{3,4}\w*|\d{4} ?(?:xtx?|gre)|instinct|mi\d{2,3}\w?|intel"
+    r"|arc|iris|gaudi|apple|m[1-9]|adreno|ascend|moore threads|mtt|tpu)\b"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +45,7 @@ class Card:
     name: str
     """Name without `NVIDIA` and `GeForce`."""
     flops_per_s: float
-    """Peak of dense bf16 matrix products."""
+    """Peak of dense matrix products in the half precision that training uses."""
     memory_bytes: int
     memory_bytes_per_s: float
     """Bandwidth of the card's own memory."""
@@ -53,79 +63,112 @@ class Card:
         return "Laptop" in self.name
 
     @property
+    def has_tensor_cores(self) -> bool:
+        """True if half precision is faster than fp32."""
+        return self.capability >= _FIRST_TENSOR_CORES and not self.name.startswith("GTX")
+
+    @property
     def bus_bytes_per_s(self) -> float:
         """Speed of copies to and from pinned host memory, in a slot as fast as the card.
 
         >>> round(find_card("RTX 4070").bus_bytes_per_s / 1e9, 1)
         25.2
         """
-        return _LANE_BYTES_PER_S[self.pcie_generation] * self.pcie_lanes * _REACHED
+        return bus_bytes_per_s(self.pcie_generation, self.pcie_lanes)
 
 
-# Name: TFLOP/s, GiB, GB/s, W, capability, multiprocessors, PCIe generation, lanes.
-_Row = tuple[float, float, float, float, tuple[int, int], int, int, int]
-_CARDS: dict[str, _Row] = {
-    "RTX 3060": (25.5, 12, 360, 170, (8, 6), 28, 4, 16),
-    "RTX 3060 Ti": (32.4, 8, 448, 200, (8, 6), 38, 4, 16),
-    "RTX 3070": (40.6, 8, 448, 220, (8, 6), 46, 4, 16),
-    "RTX 3070 Ti": (43.5, 8, 608, 290, (8, 6), 48, 4, 16),
-    "RTX 3080": (59.5, 10, 760, 320, (8, 6), 68, 4, 16),
-    "RTX 3080 Ti": (68.2, 12, 912, 350, (8, 6), 80, 4, 16),
-    "RTX 3090": (71.2, 24, 936, 350, (8, 6), 82, 4, 16),
-    "RTX 3090 Ti": (80.0, 24, 1008, 450, (8, 6), 84, 4, 16),
-    "RTX 4060": (30.2, 8, 272, 115, (8, 9), 24, 4, 8),
-    "RTX 4060 Ti": (44.1, 8, 288, 160, (8, 9), 34, 4, 8),
-    "RTX 4070": (58.3, 12, 504, 200, (8, 9), 46, 4, 16),
-    "RTX 4070 SUPER": (71.0, 12, 504, 220, (8, 9), 56, 4, 16),
-    "RTX 4070 Ti": (80.2, 12, 504, 285, (8, 9), 60, 4, 16),
-    "RTX 4070 Ti SUPER": (88.2, 16, 672, 285, (8, 9), 66, 4, 16),
-    "RTX 4080": (97.5, 16, 717, 320, (8, 9), 76, 4, 16),
-    "RTX 4080 SUPER": (104.4, 16, 736, 320, (8, 9), 80, 4, 16),
-    "RTX 4090": (165.2, 24, 1008, 450, (8, 9), 128, 4, 16),
-    "RTX 3050 Laptop GPU": (11.5, 4, 192, 58, (8, 6), 16, 4, 8),
-    "RTX 3050 Ti Laptop GPU": (14.0, 4, 192, 58, (8, 6), 20, 4, 8),
-    "RTX 3060 Laptop GPU": (22.9, 6, 336, 88, (8, 6), 30, 4, 16),
-    "RTX 3070 Laptop GPU": (29.8, 8, 448, 103, (8, 6), 40, 4, 16),
-    "RTX 3070 Ti Laptop GPU": (29.7, 8, 448, 103, (8, 6), 46, 4, 16),
-    "RTX 3080 Laptop GPU": (36.3, 8, 448, 115, (8, 6), 48, 4, 16),
-    "RTX 3080 Ti Laptop GPU": (40.3, 16, 512, 115, (8, 6), 58, 4, 16),
-    "RTX 4050 Laptop GPU": (20.4, 6, 192, 75, (8, 9), 20, 4, 8),
-    "RTX 4060 Laptop GPU": (23.6, 8, 256, 75, (8, 9), 24, 4, 8),
-    "RTX 4070 Laptop GPU": (31.4, 8, 256, 75, (8, 9), 36, 4, 8),
-    "RTX 4080 Laptop GPU": (53.9, 12, 432, 105, (8, 9), 58, 4, 16),
-    "RTX 4090 Laptop GPU": (68.0, 16, 576, 115, (8, 9), 76, 4, 16),
-    "RTX 5060": (38.4, 8, 448, 145, (12, 0), 30, 5, 8),
-    "RTX 5060 Ti": (47.4, 16, 448, 180, (12, 0), 36, 5, 8),
-    "RTX 5070": (61.7, 12, 672, 250, (12, 0), 48, 5, 16),
-    "RTX 5070 Ti": (87.9, 16, 896, 300, (12, 0), 70, 5, 16),
-    "RTX 5080": (112.6, 16, 960, 360, (12, 0), 84, 5, 16),
-    "RTX 5090": (209.5, 32, 1792, 575, (12, 0), 170, 5, 16),
-    "A100": (312.0, 80, 2039, 400, (8, 0), 108, 4, 16),
-    "H100 80GB HBM3": (989.4, 80, 3352, 700, (9, 0), 132, 5, 16),
-    "H100 PCIe": (756.0, 80, 2039, 350, (9, 0), 114, 5, 16),
-    "H200": (989.4, 141, 4800, 700, (9, 0), 132, 5, 16),
-    "L40S": (362.1, 48, 864, 350, (8, 9), 142, 4, 16),
-}
+def bus_bytes_per_s(generation: int, lanes: int) -> float:
+    """Return the speed of copies to and from pinned host memory over PCI Express.
+
+    >>> round(bus_bytes_per_s(3, 4) / 1e9, 1)
+    3.2
+    """
+    return _LANE_BYTES_PER_S[generation] * lanes * _REACHED
 
 
-def find_card(name: str) -> Card | None:
+@lru_cache(maxsize=1024)
+def find_card(name: str, memory_bytes: int | None = None) -> Card | None:
     """Return the card with this name, as a driver or a user writes it; None: not listed.
+
+    Args:
+        name: name with or without vendor, spaces and dashes; a size in it is the card's memory.
+        memory_bytes: memory that the driver reports, for cards whose name has several sizes.
 
     >>> find_card("NVIDIA A100-SXM4-80GB").power_w
     400
     >>> find_card("4070 laptop").name, find_card("geforce rtx 4070 Ti").name
     ('RTX 4070 Laptop GPU', 'RTX 4070 Ti')
     >>> find_card("NVIDIA GeForce RTX 4070 Laptop GPU with Max-Q Design")
+    >>> find_card("rtx4060ti-16gb").memory_bytes // GIB, find_card("A100 40GB").memory_bytes // GIB
+    (16, 40)
+    >>> find_card("NVIDIA GeForce RTX 3080", 12 * GIB).memory_bytes_per_s / 1e9
+    912.0
     """
-    # Unknown suffixes, such as "with Max-Q Design", are other silicon or limits: no guess.
-    known = _BY_PLAIN_NAME.get(_plain(name))
-    if known is None:
+    plain, named_gib = _split_name(name)
+    gib = named_gib or (round(memory_bytes / GIB) if memory_bytes else None)
+    whole = plain.replace("sxm", "")
+    # A form factor without a row of its own has the figures of the other one.
+    for key in ((whole, gib), (whole, None), (whole.replace("pcie", ""), gib)):
+        if key in _NAMES:
+            return _make_card(_NAMES[key], named_gib)
+    known = _NAMES.get((whole.replace("pcie", ""), None)) or _JOINED.get(_join(name))
+    return None if known is None else _make_card(known, named_gib)
+
+
+@lru_cache(maxsize=1024)
+def find_similar(name: str, capability: tuple[int, int] | None = None) -> Card | None:
+    """Return the lowest figures of the listed cards of an unlisted one's class; None: no class.
+
+    A class is a series, such as RTX 40 for "RTX 4065", else all cards of one capability.
+
+    >>> find_similar("GeForce RTX 4065").flops_per_s / 1e12
+    30.2
+    >>> find_similar("Strange 1", (8, 0)).flops_per_s / 1e12, find_similar("Strange 1")
+    (165.0, None)
+    """
+    plain, _ = _split_name(name)
+    is_laptop = "laptop" in plain
+    series = re.match(r"(10|16|20|30|40|50)\d0|(30|40|50)\d\d", plain)
+    names = [one for one in ROWS if ("Laptop" in one) == is_laptop]
+    alike = [
+        one
+        for one in names
+        if series and re.match(rf"[GR]TX {plain[:2]}\d\d\b", one) and not re.search(r"Ada|A\d", one)
+    ]
+    alike = alike or [one for one in names if ROWS[one][4] == capability]
+    if not alike:
         return None
-    tflops, gib, gb_per_s, power_w, capability, processors, generation, lanes = _CARDS[known]
+    cards = [_make_card(one) for one in alike]
+    slowest = min(cards, key=lambda card: card.flops_per_s)
+    return replace(slowest, memory_bytes_per_s=min(card.memory_bytes_per_s for card in cards))
+
+
+def refuse_vendor(name: str) -> str:
+    """Return why a GPU of another vendor does not train, as a clause; empty: it may.
+
+    >>> refuse_vendor("Radeon RX 7900 XTX")
+    'Rackless trains on NVIDIA GPUs only, as its kernels need CUDA'
+    >>> refuse_vendor("RTX 4070"), refuse_vendor("NVIDIA M40")
+    ('', '')
+    """
+    plain = re.sub(r"[^a-z0-9]+", " ", name.lower())
+    if not _FOREIGN.search(plain) or re.search(r"\b(nvidia|geforce|tesla|quadro|rtx|gtx)\b", plain):
+        return ""
+    return "Rackless trains on NVIDIA GPUs only, as its kernels need CUDA"
+
+
+def list_cards() -> tuple[str, ...]:
+    """Return the names of all listed cards."""
+    return tuple(ROWS)
+
+
+def _make_card(name: str, gib: int | None = None) -> Card:
+    """Return a row, with the memory that a name gives."""
+    tflops, listed_gib, gb_per_s, power_w, capability, processors, generation, lanes = ROWS[name]
     return Card(
-        name=known,
+        name=name,
         flops_per_s=tflops * 1e12,
-        memory_bytes=int(gib * GIB),
+        memory_bytes=int((gib or listed_gib) * GIB),
         memory_bytes_per_s=gb_per_s * 1e9,
         power_w=power_w,
         capability=capability,
@@ -135,20 +178,58 @@ def find_card(name: str) -> Card | None:
     )
 
 
-def list_cards() -> tuple[str, ...]:
-    """Return the names of all listed cards."""
-    return tuple(_CARDS)
+def _split_name(name: str) -> tuple[str, int | None]:
+    """Return a name without idle words, spaces and dashes, and the GiB that it gives.
+
+    >>> _split_name("NVIDIA GeForce RTX-4060Ti 16 GB"), _split_name("NVIDIA H100 80GB HBM3")
+    (('4060ti', 16), ('h100', 80))
+    >>> _split_name("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition")
+    ('pro6000maxq', None)
+    """
+    words = re.sub(r"\((r|tm)\)", " ", name.lower())
+    # Words that are joined to a number part again: "rtx4090", "4060ti16gb", "1080ti".
+    words = re.sub(r"(geforce|rtx|gtx|quadro|titan|super|laptop|ti)(?=[a-z]?\d)", r"\1 ", words)
+    words = re.sub(r"(geforce|nvidia|quadro)(?=rtx|gtx)", r"\1 ", words)
+    words = re.sub(r"(\d)(ti|super|laptop|ada|sxm|pcie)", r"\1 \2", words)
+    words = re.sub(r"(ti)(super|laptop)", r"\1 \2", words)
+    words = " ".join(re.sub(r"[^a-z0-9]+", " ", words).split())
+    size = _SIZE.search(words)
+    words = _SIZE.sub(" ", words)
+    is_pcie = "pcie" in words
+    words = _FORM_FACTOR.sub(" ", words)
+    # A Max-Q design of the PRO series is a card of its own, in laptops it is one of many limits.
+    words = _MAX_Q.sub("maxq" if re.search(r"\bpro\b", words) else "with maxq", words)
+    kept = re.sub(rf"\b({_IDLE_WORDS})\b", " ", _TITAN_RTX.sub("titan2018", words))
+    plain = "".join(kept.split()) + ("pcie" if is_pcie else "")
+    return _ALIASES.get(plain, plain), int(size[1]) if size else None
 
 
-def _plain(name: str) -> str:
-    """Return a name without the words that drivers add and users leave out."""
-    words = re.sub(r"^(nvidia )?(geforce )?(rtx )?", "", " ".join(name.lower().split()))
-    # "A100-SXM4-80GB" and "A100-PCIE-40GB" are one row; a size or a form factor is cut off.
-    words = re.sub(r"( gpu| \d+ ?gb|-(sxm|pcie).*)$", "", words)
-    return words.replace(" gpu", "") if words.endswith("laptop gpu") else words
+def _join(name: str) -> str:
+    """Return a name without idle words, even if no space divides them.
+
+    >>> _join("RTX 4070 Laptop GPU") == _join("GeForceRTX4070LaptopGPU")
+    True
+    """
+    letters = re.sub(r"[^a-z0-9]+", "", name.lower())
+    return re.sub(_IDLE_WORDS, "", _TITAN_RTX.sub("titan2018", letters))
 
 
-_BY_PLAIN_NAME = {_plain(name): name for name in _CARDS}
+_ALIASES = {"dgxspark": "gb10"}
+
+
+def _index() -> dict[tuple[str, int | None], str]:
+    """Return each row by its plain name, with the size that distinguishes it."""
+    found: dict[tuple[str, int | None], str] = {}
+    for name, row in ROWS.items():
+        plain, gib = _split_name(name)
+        found[plain, gib or int(row[1])] = name
+        if gib is None or not any(_split_name(one)[0] == plain for one in ROWS if one != name):
+            found[plain, None] = name
+    return found
+
+
+_NAMES = _index()
+_JOINED = {_join(name): name for name in ROWS}
 
 
 def choose_precision(capability: tuple[int, int] | None) -> Literal["bf16", "fp16", "fp32"]:

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from app.cli.kit.command import Commands, add_command, add_verbs, with_core
@@ -29,6 +30,7 @@ from app.core.nodes import (
     RemoveNode,
     WakeNode,
 )
+from app.core.plans import ExportCluster
 from app.errors import UsageError
 from app.events import NodeSnapshot
 from app.flows.add_node import find_overlay, warn_of_lost_key
@@ -75,6 +77,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "measure a node's GPUs, 20 seconds each, for more accurate plans",
         _measure,
     )
+    help_text = "write the nodes, as measured, as a cluster file for rackless plan"
+    export = add_command(verbs, "export-cluster", help_text, with_core(_export_cluster))
+    export.add_argument("file", metavar="FILE", type=Path, help="new file")
     add_repair_verbs(verbs)
     add_windows_verb(verbs)
     _add_token(verbs)
@@ -276,6 +281,13 @@ async def _measure(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     out.document(found)
     for one in found:
         out.text(f"{one.card}: {describe_calibration(one)}")
+    return 0
+
+
+async def _export_cluster(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    path = await core.do(ExportCluster(path=args.file))
+    out.document({"file": str(path)})
+    out.text(f"Written: {path}. Edit it, then: rackless plan RUN.yaml --cluster {args.file}")
     return 0
 
 

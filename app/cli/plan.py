@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.contract.spec import RunSpec
+from app.cli.comparisons import add_comparisons, print_fitting, print_upgrades, require_matching
 from app.cli.kit.command import add_acceptance, add_run_file, with_core
 from app.cli.kit.output import Output, plain
 from app.core.action import CoreApi
@@ -30,19 +31,31 @@ MOST_SHOWN = 6
 
 def declare(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(handler=with_core(_plan))
-    add_run_file(parser)
+    add_run_file(parser, is_optional=True)
     add_acceptance(parser)
     parser.add_argument(
         "--cluster",
         metavar="FILE",
         type=Path,
-        help="plan for the PCs described in this YAML file instead of the nodes",
+        action="append",
+        default=[],
+        help="plan for the PCs described in this YAML file instead of the nodes; repeated: compare"
+        " the plans for several files",
     )
+    add_comparisons(parser)
 
 
 async def _plan(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
+    require_matching(args)
+    if args.best:
+        return await print_fitting(core, args, out)
     spec = await core.do(ReadRunFile(path=args.run_file, settings=args.set))
-    plan = await core.do(PlanRun(spec=spec, cluster=args.cluster))
+    if args.upgrade:
+        return await print_upgrades(core, spec, args, out)
+    if len(args.cluster) > 1:
+        return await _compare(core, spec, args.cluster, out)
+    cluster = args.cluster[0] if args.cluster else None
+    plan = await core.do(PlanRun(spec=spec, cluster=cluster))
     sent = await core.do(ListSentFiles(spec=spec))
     # Data that a start refuses anyway is not worth counting.
     counts = () if plan.refuses_data else await core.do(CountLeftOut(spec=spec), out.report)
@@ -55,6 +68,37 @@ async def _plan(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
         out.text("\nA start asks about this loss: --accept-left-out accepts it.")
         return 1
     return 0 if plan.chosen is not None and not plan.refuses_data else 1
+
+
+async def _compare(core: CoreApi, spec: RunSpec, files: Sequence[Path], out: Output) -> int:
+    """Print the plans for several clusters as columns of one table."""
+    plans = [await core.do(PlanRun(spec=spec, cluster=file)) for file in files]
+    out.document(
+        {
+            "clusters": [
+                {"cluster": str(file), "plan": plan_document(plan)}
+                for file, plan in zip(files, plans, strict=True)
+            ]
+        }
+    )
+    out.text(f"{show_model(spec.model)}, {spec.adapter.kind}")
+    rows = plan_text.compare_plans(plans)
+    out.table(["", *name_files(files)], [[caption, *cells] for caption, *cells in rows])
+    for name, plan in zip(name_files(files), plans, strict=True):
+        if plan.chosen is None:
+            helps = [f"  {advice.text}" for advice in plan.advice[:1]]
+            out.text("\n".join(["", f"{name}: {plan_text.describe_plan(plan)}", *helps]))
+    return 0 if all(plan.chosen is not None for plan in plans) else 1
+
+
+def name_files(files: Sequence[Path]) -> list[str]:
+    """Return the names of cluster files, with their folders if two are equal.
+
+    >>> name_files([Path("a/pcs.yaml"), Path("b.yaml")])
+    ['pcs', 'b']
+    """
+    names = [file.stem for file in files]
+    return names if len(set(names)) == len(names) else [str(file) for file in files]
 
 
 def print_counts(counts: Sequence[DataCount], out: Output) -> None:
@@ -190,6 +234,8 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "ten_million_tokens_s": candidate.ten_million_tokens_s,
         "total_s": candidate.total_s,
         "energy_wh": candidate.energy_wh,
+        "pc_energy_wh": candidate.pc_energy_wh,
+        "cost": candidate.cost,
         "wire_s": candidate.wire_s,
         "reason": candidate.reason,
         "gpus": [_gpu(gpu) for gpu in candidate.gpus],

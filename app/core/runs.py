@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from app.interruption import Interruption
     from app.planning.accuracy.forecast_accuracy import ForecastComparison
     from app.planning.candidate import Caveats, Plan
+    from app.planning.hardware.cluster import Cluster
     from app.runs.journals.history import RunHistory
     from app.runs.journals.logs import LogFile
 
@@ -65,38 +66,64 @@ class PlanRun(Action["Plan"]):
     """Refuse data that is missing or unusable; False: the user is still choosing it."""
 
     async def perform(self, core: CoreState, report: Report) -> Plan:
-        # Imported on use, here and below: other actions start sooner.
-        from app.forecasts.planner import describe_nodes
-        from app.runs.preflight import choose_nodes
-
         if self.check_data:
-            await asyncio.to_thread(_require_data, self.spec)
-        if self.cluster is not None:
-            from app.library.cluster_file import read_cluster_file
-
-            described = await asyncio.to_thread(read_cluster_file, self.cluster)
-            choose_nodes(self.spec, [node.name for node in described.nodes])
-            return await core.planner.plan(
-                self.spec, described, ask_remote=self.ask_remote, is_imagined=True
-            )
-        names = choose_nodes(self.spec, core.fleet.names())
-        known = {node.name: node for node in core.fleet.snapshots()}
-        if self.ask_remote and any(known[name].facts is None for name in names):
-            known = {node.name: node for node in await core.fleet.reach()}
-        # Plan with the nodes that are known; the others are named in the plan as silent.
-        facts = {name: fact for name in names if (fact := known[name].facts) is not None}
-        if not facts:
-            raise UserError(
-                f"{show_list(list(names))} cannot be reached, so their GPUs are not known",
-                "Turn one on, or describe PCs in a file: rackless plan RUN.yaml --cluster FILE",
-            )
+            await asyncio.to_thread(require_run_data, self.spec)
+        found = await find_cluster(core, self.spec, self.cluster, ask_remote=self.ask_remote)
         return await core.planner.plan(
             self.spec,
-            describe_nodes(core.services.planning, facts, core.samples),
-            online=tuple(name for name in names if known[name].state == "online"),
-            silent=tuple(name for name in names if name not in facts),
+            found.cluster,
+            online=found.online,
+            silent=found.silent,
             ask_remote=self.ask_remote,
+            is_imagined=self.cluster is not None,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundCluster:
+    """PCs to plan for."""
+
+    cluster: Cluster
+    online: tuple[str, ...] = ()
+    """Nodes that can be asked for a model's config."""
+    silent: tuple[str, ...] = ()
+    """Nodes that did not answer, which a plan leaves out."""
+
+
+async def find_cluster(
+    core: CoreState, spec: RunSpec, file: Path | None, *, ask_remote: bool
+) -> FoundCluster:
+    """Return the PCs of a file, or the nodes that are known, for a run.
+
+    Raises:
+        UserError: the file is not valid, there are no nodes, or none of them is known.
+    """
+    # Imported on use, here and below: other actions start sooner.
+    from app.forecasts.planner import describe_nodes
+    from app.runs.preflight import choose_nodes
+
+    if file is not None:
+        from app.library.cluster_file import read_cluster_file
+
+        described = await asyncio.to_thread(read_cluster_file, file)
+        choose_nodes(spec, [node.name for node in described.nodes])
+        return FoundCluster(cluster=described)
+    names = choose_nodes(spec, core.fleet.names())
+    known = {node.name: node for node in core.fleet.snapshots()}
+    if ask_remote and any(known[name].facts is None for name in names):
+        known = {node.name: node for node in await core.fleet.reach()}
+    # Plan with the nodes that are known; the others are named in the plan as silent.
+    facts = {name: fact for name in names if (fact := known[name].facts) is not None}
+    if not facts:
+        raise UserError(
+            f"{show_list(list(names))} cannot be reached, so their GPUs are not known",
+            "Turn one on, or describe PCs in a file: rackless plan RUN.yaml --cluster FILE",
+        )
+    return FoundCluster(
+        cluster=describe_nodes(core.services.planning, facts, core.samples),
+        online=tuple(name for name in names if known[name].state == "online"),
+        silent=tuple(name for name in names if name not in facts),
+    )
 
 
 @action("runs.start")
@@ -568,7 +595,12 @@ class ListCaveats(Action["Caveats"]):
             return Caveats(parts=None, problem=str(error))
 
 
-def _require_data(spec: RunSpec) -> None:
+def require_run_data(spec: RunSpec) -> None:
+    """Check that a run's data can be read.
+
+    Raises:
+        UserError: a source is missing or cannot be used.
+    """
     from app.library.data import require_data
 
     for source in spec.data.list_sources():

@@ -8,6 +8,7 @@ every key press.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -36,15 +37,25 @@ from app.library.data_size import DataGuess, cut_and_pack, guess_sources
 from app.library.model_check import find_folder, require_usable
 from app.nodes.endpoints import choose_endpoints
 from app.planning.accuracy.misses import find_miss
+from app.planning.best import FittingModel, Limits, find_fitting
+from app.planning.build_context import open_case
 from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.cut import find_absence, find_problem, make_cut
 from app.planning.document import PlanDocument, describe_choice, make_document, say_changes
-from app.planning.hardware.cluster import Cluster, LinkSpeed, Pair, PlannedNode, make_cluster
+from app.planning.hardware.cluster import (
+    ASSUMED_PC_W,
+    Cluster,
+    LinkSpeed,
+    Pair,
+    PlannedNode,
+    make_cluster,
+)
 from app.planning.hardware.measurement_limits import find_fault
 from app.planning.plan import make_plan
 from app.planning.row_lengths import pick_lengths
 from app.planning.shape.model_parts import ModelPart, list_parts
 from app.planning.shape.model_shape import ModelShape, read_shape
+from app.planning.upgrades import PriceList, Upgrades, rank_upgrades
 from app.runfile.advice import advise
 from app.runs.placement import keep_places, place_ranks
 from app.runs.services import LaunchForecast, Services
@@ -110,6 +121,63 @@ class Planner:
             findings=findings,
         )
 
+    async def rank_upgrades(
+        self,
+        spec: RunSpec,
+        cluster: Cluster,
+        prices: PriceList,
+        *,
+        online: Sequence[str] = (),
+        silent: Sequence[str] = (),
+        ask_remote: bool = True,
+    ) -> Upgrades:
+        """Return purchases for a run, ranked by speed for the price; arguments as for `plan`."""
+        request, notes = await self.build_request(
+            spec, cluster, online=online, silent=silent, ask_remote=ask_remote
+        )
+
+        def rank() -> Upgrades:
+            plan = make_plan(request)
+            found = rank_upgrades(request, prices, plan.chosen)
+            return replace(found, notes=(*found.notes, *plan.assumptions, *notes))
+
+        return await asyncio.to_thread(rank)
+
+    async def find_fitting(
+        self, spec: RunSpec, cluster: Cluster, models: Sequence[str], limits: Limits
+    ) -> tuple[tuple[FittingModel, ...], tuple[str, ...]]:
+        """Return which of these models fit, for the data of a run, and the assumptions.
+
+        Models whose sizes are not known on this PC, or that no run can train, are left out.
+
+        Raises:
+            UserError: there is a budget, but no price of energy.
+        """
+        cluster = self._add_energy(cluster)
+        if limits.budget is not None and not (limits.price_per_kwh or cluster.price_per_kwh):
+            raise UserError(
+                "a budget needs the price of energy",
+                "Set the price of a kilowatt-hour in the settings, or add --price-per-kwh 0.35.",
+            )
+        shapes = []
+        for model in models:
+            with contextlib.suppress(UserError):
+                shape, _ = await self._find_shape(replace(spec, model=model), (), ask_remote=False)
+                shapes.append((model, shape))
+        data, note = await asyncio.to_thread(
+            find_data_size, self._services.planning, spec, self._guess
+        )
+        request = PlanRequest(
+            spec=spec,
+            shape=shapes[0][1],
+            data=data,
+            cluster=cluster,
+            learned=load_corrections(self._services.planning),
+        )
+        found = await asyncio.to_thread(find_fitting, request, shapes, limits)
+        notes = (*open_case(request).assumptions, note)
+        return found, tuple(one for one in notes if one)
+
     async def list_parts(self, spec: RunSpec) -> tuple[ModelPart, ...]:
         """Return the parts of the model that a run leaves untouched.
 
@@ -153,10 +221,22 @@ class Planner:
             spec=planned,
             shape=shape,
             data=data,
-            cluster=cluster,
+            cluster=self._add_energy(cluster),
             learned=load_corrections(self._services.planning),
         )
         return request, tuple(notes)
+
+    def _add_energy(self, cluster: Cluster) -> Cluster:
+        """Return the cluster with what the settings say about power and its price."""
+        settings = self._services.settings
+        price, power_w = settings.number("price_per_kwh"), settings.number("pc_power_w")
+        # The default is an assumption, which the plan names.
+        if power_w != ASSUMED_PC_W:
+            nodes = [n if n.pc_w is not None else replace(n, pc_w=power_w) for n in cluster.nodes]
+            cluster = replace(cluster, nodes=tuple(nodes))
+        if cluster.price_per_kwh is None and price:
+            cluster = replace(cluster, price_per_kwh=price)
+        return cluster
 
     def _guess(self, spec: RunSpec) -> DataGuess:
         """Return the guess of a run's data, cached while its files are unchanged."""
@@ -468,6 +548,7 @@ def find_data_size(
         return DataSize(), f"{note}: rackless preview counts it"
     size = DataSize(
         num_rows=guess.num_rows,
+        is_estimated=not guess.is_whole,
         mean_tokens=guess.mean_tokens,
         # The longest row of a sample says nothing about the rest.
         longest_tokens=guess.longest_tokens if guess.is_whole else None,

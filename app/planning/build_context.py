@@ -8,10 +8,9 @@ from dataclasses import replace
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
 from app.planning import throughput
-from app.planning.accuracy.learning import Correction
 from app.planning.candidate import PlanRequest
 from app.planning.hardware.cluster import Cluster, PlannedGpu, PlannedNode
-from app.planning.hardware.rates import Rates, find_rates
+from app.planning.hardware.rates import find_rates
 from app.planning.memory.forecast import GIB
 from app.planning.memory.gpu import GpuMemory, is_compiled
 from app.planning.plan_context import Case, Worker
@@ -30,6 +29,11 @@ def open_case(request: PlanRequest) -> Case:
     longest, mean, notes = _lengths(request)
     work = throughput.measure_work(shape, spec, _attended(request, mean))
     workers, more = _workers(request, cluster, work)
+    more += [
+        f"{node.name}: its RAM is not known, so none of it is used for offloading or streaming"
+        for node in cluster.nodes
+        if node.gpus and node.ram_bytes is None
+    ]
     kept = {node.name for node in cluster.nodes}
     more += [
         f"{node.name} has no GPU and takes no part"
@@ -45,6 +49,7 @@ def open_case(request: PlanRequest) -> Case:
         rows=_rows(request, mean, longest),
         longest_tokens=longest,
         num_steps=count_steps(request, mean),
+        has_estimated_steps=request.data.is_estimated and spec.max_steps is None,
         network_factor=request.learned.network.value,
         assumptions=(*notes, *more, *_link_notes(cluster)),
     )
@@ -183,7 +188,7 @@ def _rate_notes(workers: list[Worker]) -> list[str]:
     """Return the basis of the speeds, one sentence per kind of card."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for worker in workers:
-        words = _rate_words(worker.rates, worker.correction, worker.gpu.measured_on)
+        words = _rate_words(worker)
         names = nodes.setdefault((worker.gpu.name, words), [])
         if words and worker.node.name not in names:
             names.append(worker.node.name)
@@ -194,11 +199,20 @@ def _rate_notes(workers: list[Worker]) -> list[str]:
     ]
 
 
-def _rate_words(rates: Rates, learned: Correction, measured_on: str) -> str:
+def _rate_words(worker: Worker) -> str:
+    rates, learned, measured_on = worker.rates, worker.correction, worker.gpu.measured_on
     if learned.speed.num_runs:
         return f"follows {learned.speed.reason}"
     if rates.source == "measured":
         return f"is that measured on {measured_on}" if measured_on else ""
+    if rates.source == "given":
+        return "is the one you gave, not measured"
+    if rates.source == "similar" and worker.gpu.similar is not None:
+        slowest = worker.gpu.similar.name
+        return (
+            "is a guess until it is measured: the card is not listed, so the slowest figures of "
+            f"its class count, those of {slowest}"
+        )
     if rates.source == "assumed":
         return "is a guess until it is measured: the card is not listed"
     return "is taken from its data sheet, not measured"

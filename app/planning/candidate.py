@@ -28,6 +28,8 @@ class DataSize:
     """Mean length of a row after truncation, in tokens."""
     longest_tokens: int | None = None
     """Length of the longest row after truncation, in tokens."""
+    is_estimated: bool = False
+    """True if the rows were counted from a part of the data."""
     lengths: tuple[int, ...] = ()
     """Lengths of typical rows after truncation, in ascending order; empty: not known."""
 
@@ -129,6 +131,12 @@ class Candidate:
     """Energy of the GPUs over the whole run, in watt-hours; None: a power limit or the number of
     rows is not known."""
     num_steps: int | None
+    pc_energy_wh: float | None = None
+    """Energy of the whole PCs that take part, GPUs included, in watt-hours; None: not known."""
+    has_estimated_steps: bool = False
+    """True if the number of steps follows from an estimated number of rows."""
+    cost: float | None = None
+    """Price of that energy, in the user's currency; None: the price per kWh is not known."""
     reason: str = ""
     """Reason why it was chosen or rejected, as a sentence for the user."""
     wire_s: float | None = None

@@ -18,9 +18,9 @@ from app.planning.candidate import GpuPlan as GpuPlan
 from app.planning.candidate import Plan as Plan
 from app.planning.candidate import PlanRequest as PlanRequest
 from app.planning.candidate import StepParts as StepParts
-from app.planning.choice import choose
+from app.planning.choice import choose, weigh
 from app.planning.document import identify
-from app.planning.hardware.cluster import ASSUMED_DISK_BYTES_PER_S
+from app.planning.hardware.cluster import ASSUMED_DISK_BYTES_PER_S, ASSUMED_PC_W
 from app.planning.plan_context import Case
 from app.planning.reasons import explain, name_nodes
 from app.planning.refused import advise_full_gradients, advise_undoing, list_refused
@@ -54,7 +54,7 @@ def make_plan(request: PlanRequest) -> Plan:
         chosen=chosen,
         others=tuple(others),
         advice=advice,
-        assumptions=(*case.assumptions, *_disk_notes(case, chosen)),
+        assumptions=(*case.assumptions, *_disk_notes(case, chosen), *_power_notes(case, chosen)),
         parts=list_parts(request.shape, request.spec),
         limits=list_limits(request, case),
         model=summarize(request.shape),
@@ -66,7 +66,7 @@ def _order_misfit(request: PlanRequest, one: Candidate) -> tuple[bool, bool, boo
     # The mode of the run file comes first: the user wants to know why it does not fit.
     is_other = request.spec.parallel not in ("auto", one.mode)
     worst = max(gpu.memory.expected_bytes / gpu.room_bytes for gpu in one.gpus)
-    return is_other, not one.fits, not one.runnable, worst
+    return is_other, not one.fits, not one.runnable, weigh(one) if one.fits else worst
 
 
 def _find_whole(found: list[Candidate]) -> Candidate | None:
@@ -90,6 +90,17 @@ def _disk_notes(case: Case, chosen: Candidate | None) -> list[str]:
     rate = ASSUMED_DISK_BYTES_PER_S / 1e9
     who = name_nodes(tuple(unknown))
     return [f"{who}: the SSD is assumed to read {rate:g} GB/s until it is measured"]
+
+
+def _power_notes(case: Case, chosen: Candidate | None) -> list[str]:
+    """Return the assumption about PCs whose own power is not known."""
+    if chosen is None or chosen.pc_energy_wh is None:
+        return []
+    unknown = [n.name for n in case.cluster.nodes if n.name in chosen.nodes and n.pc_w is None]
+    if not unknown:
+        return []
+    draws = "draws" if len(unknown) == 1 else "each draw"
+    return [f"{name_nodes(tuple(unknown))} {draws} {ASSUMED_PC_W:g} W without the GPUs"]
 
 
 def _keep_best(case: Case, found: list[Candidate]) -> list[Candidate]:

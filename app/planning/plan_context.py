@@ -92,6 +92,7 @@ class Case:
     num_steps: int | None
     network_factor: float
     assumptions: tuple[str, ...]
+    has_estimated_steps: bool = False
     fits: dict[tuple[object, ...], Fit] = field(default_factory=dict, repr=False, compare=False)
     """Cache of `fit`, by worker and number of ranks."""
     known: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)
@@ -221,8 +222,16 @@ class Case:
         ring = names if self.keeps_order else self.orders.ring(frozenset(names))[0]
         pairs = zip(ring, [*ring[1:], ring[0]], strict=True)
         # Every step of a ring waits for its slowest link.
-        one, other = max(pairs, key=lambda pair: (link_s(self.cluster, *pair), *sorted(pair)))
-        return self.cluster.link(one, other)
+        hops = list(pairs)
+        one, other = max(hops, key=lambda pair: (link_s(self.cluster, *pair), *sorted(pair)))
+        link = self.cluster.link(one, other)
+        for uplink in self.cluster.uplinks:
+            # A ring crosses a cable as often in one direction as in the other.
+            num_shared = sum(uplink.divides(*hop) for hop in hops) / 2
+            if num_shared > 1 and link.source != "measured":
+                rate = uplink.bytes_per_s / num_shared
+                link = replace(link, bytes_per_s=min(link.bytes_per_s, rate))
+        return link
 
     def checkpoint_s(self, step_s: float, state_bytes: float, worker: Worker) -> float:
         """Return the seconds that copies of the state to host memory add to each step."""
@@ -319,6 +328,13 @@ def make_candidate(
     fits: bool = True,
 ) -> Candidate:
     """Return a candidate; it fits if all its GPUs fit and `fits` does not rule it out."""
+    energy_wh = case.energy_wh(workers, busy, parts.total_s)
+    total_s, pc_energy_wh, cost = case.total_s(parts.total_s), None, None
+    if energy_wh is not None and total_s is not None:
+        pcs = {worker.node.name: worker.node.power_w for worker in workers}
+        pc_energy_wh = energy_wh + sum(pcs.values()) * total_s / 3600
+        price = case.cluster.price_per_kwh
+        cost = None if price is None else price * pc_energy_wh / 1000
     return Candidate(
         mode=mode,
         nodes=tuple(dict.fromkeys(worker.node.name for worker in workers)),
@@ -326,7 +342,10 @@ def make_candidate(
         fits=fits and all(gpu.fits for gpu in gpus),
         parts_s=parts,
         tokens_per_step=case.step_tokens,
-        total_s=case.total_s(parts.total_s),
-        energy_wh=case.energy_wh(workers, busy, parts.total_s),
+        total_s=total_s,
+        energy_wh=energy_wh,
+        pc_energy_wh=pc_energy_wh,
+        has_estimated_steps=case.has_estimated_steps,
+        cost=cost,
         num_steps=case.num_steps,
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from agents.contract.parallel import PARALLEL
 from app.planning.candidate import Candidate
 from app.planning.choice import is_allowed, is_asked, weigh
+from app.planning.hardware.ring import link_s
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case
 from app.planning.strategies.registry import PLANNED_MODES
@@ -79,7 +80,7 @@ def _reason(
     excluded = _exclusion(case, candidate)
     if candidate is chosen:
         gain = _gain_words(case, candidate, rival) or _team_words(case, candidate, together)
-        parts = (gain, _tier_words(candidate), words)
+        parts = (gain, _tier_words(candidate), _order_words(case, candidate), words)
         return "; ".join([f"{who}: the fastest that fits", *(part for part in parts if part)])
     if chosen is None:
         later = "" if candidate.runnable else f", but {_NOT_YET}"
@@ -124,6 +125,31 @@ def _team_words(case: Case, candidate: Candidate, together: Candidate | None) ->
         return ""
     ratio = together.step_s / candidate.step_s
     return f"{ratio:.1f} times as fast as all GPUs together" if ratio >= 1.05 else ""
+
+
+def _order_words(case: Case, candidate: Candidate) -> str:
+    """Return the order of PCs if their links decided it, as a clause; empty: any would do."""
+    if len(candidate.nodes) < 3 or case.orders.is_uniform or case.keeps_order:
+        return ""
+    has_stages = PARALLEL[candidate.mode].has_stages
+    # Of several pipelines, the first shows the rule.
+    gpus = [gpu for gpu in candidate.gpus if gpu.replica == 0]
+    gpus.sort(key=lambda gpu: (gpu.layers or (0, 0)) if has_stages else (0, 0))
+    order = list(dict.fromkeys(gpu.node for gpu in gpus))
+    listed = sorted(order)
+    if len(order) < 3 or _slowest_s(case, order, has_stages) >= _slowest_s(
+        case, listed, has_stages
+    ):
+        return ""
+    what = "stages" if has_stages else "the ring"
+    verb = "are" if has_stages else "is"
+    return f"{what} {verb} ordered {', '.join(order)}, since these neighbours have faster links"
+
+
+def _slowest_s(case: Case, order: list[str], is_open: bool) -> float:
+    """Return the cost of the slowest link of a chain, or of a ring, of PCs."""
+    after = order[1:] if is_open else [*order[1:], order[0]]
+    return max(link_s(case.cluster, *pair) for pair in zip(order, after, strict=False))
 
 
 def _doubt(candidate: Candidate) -> str:

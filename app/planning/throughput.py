@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
+from agents.shared.cards import choose_precision
 from app.planning import layer_costs
 from app.planning.hardware.cluster import PlannedGpu
 from app.planning.hardware.rates import Rates
@@ -76,8 +77,9 @@ _EAGER_TRAFFIC, _EAGER_LAUNCH = 3.0, 1.9
 _NUM_TYPICAL = 4
 # Kinds of layers whose tokens attend to all previous ones.
 _ATTENDING = ("attention", "both")
-# Rate of fp32 products relative to bf16.
-_FP32_SHARE = 0.5
+# Rate of fp32 products relative to bf16; of cards whose tensor cores know fp16 only, relative to
+# fp16; and of cards without tensor cores.
+_FP32_SHARE, _FP32_SHARE_TURING, _FP32_SHARE_PLAIN = 0.5, 0.25, 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -357,8 +359,20 @@ def can_replay(spec: RunSpec, gpu: GpuMemory) -> bool:
 
 
 def arithmetic_share(spec: RunSpec, gpu: PlannedGpu) -> float:
-    """Return the rate of products in the data type of this run, relative to bf16."""
-    memory = gpu.memory
+    """Return the rate of products in the data type of this run, relative to half precision.
+
+    >>> from agents.contract.spec import DataSpec
+    >>> spec = RunSpec(model="m", data=DataSpec(train="d"), precision="fp32")
+    >>> [arithmetic_share(spec, PlannedGpu(name=name)) for name in ("RTX 4070", "T4", "GTX 1060")]
+    [0.5, 0.25, 1.0]
+    """
+    memory, card = gpu.memory, gpu.similar
     if gpu.device == "cpu" or memory is None:
         return 1.0
-    return {"fp32": _FP32_SHARE, "fp64": _FP32_SHARE / 32}.get(choose_dtype(spec, memory), 1.0)
+    emulates = choose_precision(memory.capability) != "bf16"
+    fp32 = _FP32_SHARE_TURING if emulates else _FP32_SHARE
+    if card is not None and not card.has_tensor_cores:
+        fp32 = _FP32_SHARE_PLAIN
+    # A card without bf16 computes it in fp32.
+    slow = {"fp32": fp32, "fp64": fp32 / 32, "bf16": fp32 if emulates else 1.0}
+    return slow.get(choose_dtype(spec, memory), 1.0)

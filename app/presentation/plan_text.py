@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from agents.contract.node import Calibration
 from agents.contract.parallel import find_mode
-from agents.contract.spec import RunSpec
+from agents.contract.spec import AdapterKind, RunSpec, run_keys
 from app.planning.accuracy.forecast_accuracy import ForecastComparison, error_of
 from app.planning.accuracy.misses import PlanMiss
 from app.planning.candidate import Candidate, GpuPlan, Plan
+from app.planning.upgrades import Upgrade, Upgrades
 from app.presentation import stage_text
-from app.text import DASH, capitalize, count_of, name_layers, show_bytes, show_duration, show_rate
+from app.text import (
+    DASH,
+    capitalize,
+    count_of,
+    name_layers,
+    short_card,
+    show_bytes,
+    show_duration,
+    show_list,
+    show_rate,
+)
 
 MEMORY_GROUPS = {
     "weights": ("weights", "constants"),
@@ -33,6 +46,8 @@ _STEP_PARTS = (
 # Parts below this share of a step are left out of its description.
 _LEAST_SHOWN = 0.005
 KWH = 1000.0
+# Values in a sentence: numbers, and words up to a space or a mark.
+_NUMBERS, _WORD = r"\d[\d.]*(?:, \d[\d.]*)*", "[^ ;,:]+"
 
 
 def describe_step(candidate: Candidate) -> str:
@@ -52,15 +67,87 @@ def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
     """Return (caption, text) of the costs of a candidate."""
     steps = count_of(candidate.num_steps, "step") if candidate.num_steps else ""
     total = show_duration(candidate.total_s)
+    if candidate.has_estimated_steps:
+        steps, total = f"about {steps}", f"about {total}"
     rows = [
         ("Step", describe_step(candidate)),
         ("Speed", show_rate(candidate.tokens_per_s)),
         ("10 million tokens", _show_ten_million(candidate)),
         ("Division", _describe_division(candidate)),
         ("Total time", f"{total}, {steps}" if steps and candidate.total_s else steps or DASH),
-        ("Energy", show_energy(candidate.energy_wh)),
+        ("Energy", describe_energy(candidate)),
+        ("Electricity", DASH if candidate.cost is None else f"{candidate.cost:,.2f}"),
     ]
     return [(caption, text) for caption, text in rows if text != DASH]
+
+
+def compare_plans(plans: Sequence[Plan]) -> list[list[str]]:
+    """Return the rows of a table that compares plans: a caption, then a cell for each plan."""
+    found: list[dict[str, str]] = []
+    for plan in plans:
+        one = plan.chosen
+        cells = {"Plan": "does not fit"}
+        if one is not None:
+            cells = {"Plan": find_mode(one.mode).label, "GPUs": _list_cards(one)}
+            cells |= dict(describe_candidate(one))
+            cells["Step"] = show_duration(one.step_s)
+            most = max(one.gpus, key=lambda gpu: gpu.memory.expected_bytes / gpu.room_bytes)
+            used = f"{show_bytes(most.memory.expected_bytes)} of {show_bytes(most.room_bytes)}"
+            cells["Fullest GPU"] = used
+        found.append(cells)
+    captions = dict.fromkeys(caption for cells in found for caption in cells)
+    captions.pop("Division", None)
+    return [[one, *(cells.get(one, DASH) for cells in found)] for one in captions]
+
+
+def _list_cards(candidate: Candidate) -> str:
+    counts = Counter(short_card(gpu.card) for gpu in candidate.gpus)
+    return ", ".join(card if num == 1 else f"{num} x {card}" for card, num in counts.items())
+
+
+def describe_base(found: Upgrades) -> str:
+    """Describe the plan that purchases are compared with."""
+    if found.base is None:
+        return "The run does not fit these PCs."
+    mode = capitalize(find_mode(found.base.mode).label)
+    return f"{mode} on {show_list(found.base.nodes)}: {show_rate(found.base.tokens_per_s)}."
+
+
+def name_method(kind: AdapterKind) -> str:
+    """Return an adapter as users write it.
+
+    >>> name_method("qlora")
+    'QLoRA'
+    """
+    return {"lora": "LoRA", "qlora": "QLoRA", "full": "all weights"}[kind]
+
+
+def show_value(value: object) -> str:
+    """Return a setting as a run file has it.
+
+    >>> show_value(True), show_value(40)
+    ('true', '40')
+    """
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def describe_upgrade(one: Upgrade, currency: str) -> str:
+    """Describe a purchase: what and where, then gain, price and needs."""
+    price = show_price(one.price, currency)
+    per_100 = "" if one.gain_per_100 is None else f", {one.gain_per_100:,.0f} for each 100"
+    gain = f"{show_rate(one.tokens_per_s)} (+{one.gain_tokens_per_s:,.0f}{per_100}) for {price}"
+    return "\n".join([capitalize(one.text), "; ".join([gain, *one.caveats])])
+
+
+def show_price(value: float | None, currency: str = "") -> str:
+    """Return an amount of money, with cents if it is small.
+
+    >>> show_price(1900.0, "EUR"), show_price(3.5)
+    ('1,900 EUR', '3.50')
+    """
+    if value is None:
+        return DASH
+    return f"{value:,.{0 if value >= 100 else 2}f} {currency}".rstrip()
 
 
 def _describe_division(candidate: Candidate) -> str:
@@ -120,6 +207,12 @@ def describe_divergence(spec: RunSpec) -> str:
         return "resumed automatically at half the learning rate (divergence: retry)"
     off = "recovery: off" if spec.divergence == "retry" else "divergence: wait"
     return f"waits for you to resume it at a lower learning rate ({off})"
+
+
+def describe_energy(candidate: Candidate) -> str:
+    """Describe the energy of a run: of its GPUs, and of the PCs around them."""
+    gpus, pcs = show_energy(candidate.energy_wh), show_energy(candidate.pc_energy_wh)
+    return gpus if pcs == DASH else f"{gpus} by the GPUs, {pcs} with their PCs"
 
 
 def show_energy(energy_wh: float | None) -> str:
@@ -219,6 +312,26 @@ def describe_miss(miss: PlanMiss) -> str:
         f"{show_rate(miss.measured_tokens_per_s)} instead of "
         f"{show_rate(miss.planned_tokens_per_s)}, {pace}. This one may be off as much"
     )
+
+
+def use_labels(text: str) -> str:
+    """Return a sentence of a plan with the form's labels in place of keys of the run file.
+
+    >>> use_labels("With optimizer: adamw and compression: none: 12 s a step")
+    'With Optimizer "AdamW" and Gradient compression "None: fp32, exact": 12 s a step'
+    >>> use_labels("without memory_gib, as adapter.targets: q_proj says; no nodes: start")
+    'without GPU memory limit, as Layers with an adapter "q_proj" says; no nodes: start'
+    """
+    for key, row in sorted(run_keys().items(), key=lambda one: -len(one[0])):
+        label, choices = row.about.label, dict(row.about.choices)
+        # A key that is no English word may have any value, and may stand alone.
+        is_odd = "." in key or "_" in key
+        values = [*map(re.escape, choices), _NUMBERS, "true", "false", *([_WORD] if is_odd else [])]
+        for value in re.findall(rf"(?<![\w.]){re.escape(key)}: ({'|'.join(values)})(?!\w)", text):
+            text = text.replace(f"{key}: {value}", f'{label} "{choices.get(value, value)}"')
+        if is_odd:
+            text = re.sub(rf"(?<![\w.]){re.escape(key)}(?![\w.])", label, text)
+    return text
 
 
 def describe_other(candidate: Candidate) -> str:

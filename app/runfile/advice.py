@@ -75,7 +75,9 @@ def _advise_length(spec: RunSpec, num_rows: int | None) -> list[FieldAdvice]:
         text = f"Reads all data {spec.epochs:,g} times: most models memorize it after 10."
         found.append(FieldAdvice(key="epochs", text=text))
     if num_rows is not None and spec.batch_sequences > num_rows:
-        text = f"The data has {num_rows:,} examples, so each step reads all of them."
+        times = spec.batch_sequences / num_rows
+        text = f"The data has {num_rows:,} examples, so each step reads all of them"
+        text += f", {times:,.0f} times: usually 8 to 64 are enough." if times >= 1.5 else "."
         found.append(FieldAdvice(key="batch_sequences", text=text))
     elif num_rows is None and spec.batch_sequences > HIGH_BATCH:
         text = f"{spec.batch_sequences:,} sequences per step are far more than usual."

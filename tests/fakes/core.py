@@ -35,7 +35,7 @@ from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
 from app.artifacts.deletion import DeletedArtifact
 from app.artifacts.estimates.plan import ExportPlan
 from app.artifacts.serving import ServeCommand, ServedFolder, serve_commands
-from app.core import artifacts, hub, library, new_nodes, nodes, runs
+from app.core import artifacts, hub, library, new_nodes, nodes, plans, runs
 from app.core.action import Action, CoreApi, Report, Result
 from app.errors import HostKeyUnknown, LoginRefused, NodeUnreachable, RunsPrograms, UserError
 from app.events import (
@@ -77,6 +77,7 @@ from app.nodes.node import SshAddress, parse_ssh_target
 from app.nodes.ssh_hosts import SshHost
 from app.planning.accuracy.forecast_accuracy import ForecastComparison
 from app.planning.candidate import Caveats, Plan
+from app.planning.upgrades import Upgrades
 from app.provisioning.check_row import CheckRow
 from app.provisioning.system_repairs import synchronise_clock
 from app.provisioning.windows.offer import ScriptOptions, WindowsScript, offer_script, save_script
@@ -89,7 +90,7 @@ from tests.fakes.chats import FakeChats
 from tests.fakes.cluster import make_preview
 from tests.fakes.exports import make_export_plan
 from tests.fakes.hub_items import hub_fits, hub_items
-from tests.fakes.plans import make_comparison, make_plan_of_all
+from tests.fakes.plans import make_comparison, make_plan_of_all, make_upgrades
 from tests.fakes.repairs import FakeRepairs
 from tests.fakes.rows import FakeData
 from tests.fakes.storage import FakeStorage
@@ -660,6 +661,12 @@ class FakeRuns:
             raise self._core.plan_answer
         return self._core.plan_answer
 
+    async def upgrades(self, action: plans.RankUpgrades, report: Report) -> Upgrades:
+        self._core.calls.append(("plans.upgrades", action.spec))
+        if isinstance(self._core.upgrades_answer, Exception):
+            raise self._core.upgrades_answer
+        return self._core.upgrades_answer
+
     async def list_caveats(self, action: runs.ListCaveats, report: Report) -> Caveats:
         self._core.calls.append(("runs.list_caveats", action.spec))
         answer = self._core.plan_answer
@@ -1035,6 +1042,7 @@ class FakeCore:
     step_map: dict[str, list[StepRecord]] = field(default_factory=dict)
     evaluation_map: dict[str, list[EvaluationRecord]] = field(default_factory=dict)
     plan_answer: Plan | Exception = field(default_factory=make_plan_of_all)
+    upgrades_answer: Upgrades | Exception = field(default_factory=make_upgrades)
     plan_gate: asyncio.Event | None = None
     """A plan waits for it."""
     comparison_map: dict[str, ForecastComparison] = field(default_factory=dict)

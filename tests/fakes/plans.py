@@ -16,6 +16,7 @@ from app.planning.accuracy.forecast_accuracy import (
 from app.planning.candidate import Advice, Candidate, GpuPlan, Plan, RunLimit, StepParts
 from app.planning.memory.forecast import MemoryForecast, MemorySetting
 from app.planning.shape.model_parts import ModelPart, ModelSummary
+from app.planning.upgrades import OfferKind, Upgrade, Upgrades
 
 GIB = 1024**3
 MIB = 1024**2
@@ -283,3 +284,47 @@ def make_comparison(plan_of: Plan | None = None) -> ForecastComparison:
         tokens_per_s=3750.0,
     )
     return ForecastComparison(forecast=forecast, measured=measured)
+
+
+def make_upgrades() -> Upgrades:
+    """Return three purchases for the run of `make_plan_of_all`, and one that gains nothing."""
+    base = make_plan_of_all().chosen
+    rows: tuple[tuple[OfferKind, str, str, float, float, str], ...] = (
+        (
+            *("nic", "2.5", "2.5 Gb/s: 3 network cards and a switch", 145.0, 410.0),
+            "needs a free slot or USB port in each PC, and cables for this speed",
+        ),
+        (
+            *("gpu", "RTX 3090", "RTX 3090 in a free slot of alpha", 650.0, 1060.0),
+            "needs 3 slots and 350 W more",
+        ),
+        (
+            *("pc", "32", "another PC with RTX 5070 Ti and 32 GiB of RAM", 1300.0, 1420.0),
+            "its network is planned with 0.94 Gb/s",
+        ),
+        ("ram", "32", "32 GiB more RAM in gamma", 120.0, 0.0, "needs free memory slots"),
+    )
+    assert base is not None
+    return Upgrades(
+        base=base,
+        found=tuple(
+            Upgrade(
+                kind=kind,
+                name=name,
+                text=text,
+                price=price,
+                caveats=(caveat,),
+                tokens_per_s=base.tokens_per_s + gain,
+                gain_tokens_per_s=gain,
+                gain_per_100=100 * gain / price,
+                candidate=base,
+            )
+            for kind, name, text, price, gain, caveat in rows
+        ),
+        currency="EUR",
+        notes=(
+            "prices are guesses of 2026-11-28: your own list makes them exact",
+            "cards to buy are planned by their data sheets; slots and power supplies are not known",
+            "alpha and gamma: 1 Gb/s, as their network cards say",
+        ),
+    )

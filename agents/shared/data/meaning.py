@@ -89,6 +89,7 @@ KINDS = (
     ColumnKind("weight", "asks to learn these rows less, or in part, which is not possible", _OUT,
                _words(_WEIGHT), refused_in=(*_ASKED, "text")),
     ColumnKind("masked", "marks messages or parts that are not learned", ""),
+    ColumnKind("weighted", "weighs how much messages or parts are learned", "", otherwise="note"),
     ColumnKind("context", "holds what the question is about, which would be left out",
                f"Set data.columns: [input={{column}}], {_KEEP}",
                _words(_CONTEXT), refused_in=("alpaca", "preference"), otherwise="note"),
@@ -504,6 +505,8 @@ def judge_key(key: str, value: Any, *, is_answer: bool) -> tuple[str, Consequenc
         mark = read_mark(key, value)
         if mark == 0:
             return "masked", "note"
+        if mark is not None and 0 < mark <= MAX_WEIGHT:
+            return "weighted", "note"
         return "weight", "refuse" if is_answer else "note"
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind in ("verdict", "score"):
@@ -590,6 +593,10 @@ def is_weighted(name: str, value: Any) -> bool:
     if _is_turned(words):
         return text not in ("false", "0", "0.0", "no", "none")
     return text not in ("true", "1", "1.0", "yes")
+
+
+MAX_WEIGHT = 100
+"""Largest weight of a message or a part."""
 
 
 def read_mark(name: str, value: Any) -> float | None:

@@ -37,7 +37,9 @@ def peak_of(name: str) -> float | None:
     312000000000000.0
     """
     card = find_card(name)
-    return None if card is None or card.is_laptop else card.flops_per_s
+    if card is None or card.is_laptop or not card.has_tensor_cores:
+        return None
+    return card.flops_per_s
 
 
 def find_peak(device: torch.device, dtype: torch.dtype) -> Peak | None:

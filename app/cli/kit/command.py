@@ -66,9 +66,10 @@ def add_command(
     return parser
 
 
-def add_run_file(parser: argparse.ArgumentParser) -> None:
+def add_run_file(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
     """Declare the run file of a command, and the values that replace those of the file."""
-    parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
+    nargs = "?" if is_optional else None
+    parser.add_argument("run_file", metavar="RUN.yaml", type=Path, nargs=nargs)
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",

@@ -11,11 +11,14 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, QTimer
 
 from agents.contract.spec import RunSpec
+from app.core.plans import RankUpgrades
 from app.core.runs import PlanRun
 from app.errors import RacklessError, UserError
 from app.gui.new_run.plan_view import PlanView
 from app.gui.session.bridge import Bridge
 from app.planning.candidate import Plan
+from app.planning.upgrades import Upgrades
+from app.text import capitalize
 
 REST_MS = 800
 """Pause in typing after which nodes and hub are queried, in milliseconds."""
@@ -33,6 +36,7 @@ class LivePlan(QObject):
         self._answered: RunSpec | None = None
         self._rest = QTimer(self, singleShot=True)
         self._rest.timeout.connect(lambda: self._ask(ask_remote=True))
+        view.purchases_wanted.connect(self._ask_purchases)
 
     def follow(self, spec: RunSpec | None, words: str) -> None:
         """Plan `spec` from now on; None: nothing to plan yet, for the reason in `words`."""
@@ -42,6 +46,7 @@ class LivePlan(QObject):
             self._view.show_nothing(words)
         elif spec != self._wanted:
             self._wanted = spec
+            self._view.close_purchases()
             self._rest.start(REST_MS)
             self._ask(ask_remote=False)
 
@@ -51,6 +56,21 @@ class LivePlan(QObject):
         """
         self._answered = None
         self._ask(ask_remote=False)
+
+    def _ask_purchases(self) -> None:
+        spec = self._wanted
+        if spec is None:
+            return
+
+        def show(found: Upgrades) -> None:
+            if spec == self._wanted:  # else the form has changed since
+                self._view.show_purchases(found)
+
+        self._bridge.do(
+            RankUpgrades(spec=spec, ask_remote=False),
+            show,
+            lambda error: self._view.show_no_purchases(f"{capitalize(str(error).rstrip('.'))}."),
+        )
 
     def _ask(self, *, ask_remote: bool) -> None:
         spec = self._wanted

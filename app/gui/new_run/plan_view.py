@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent
@@ -16,6 +17,7 @@ from app.gui.kit.primitives import make_label, set_tooltip
 from app.gui.kit.theme import Theme
 from app.gui.new_run.plan_notes import AdviceLines, Notes
 from app.planning.candidate import Advice, GpuPlan, Plan
+from app.planning.upgrades import Upgrades
 from app.presentation import model_text, plan_text
 from app.presentation.data_text import describe_first_rows
 from app.presentation.stage_text import StageRow, list_planned_stages
@@ -96,6 +98,9 @@ class Swatch(QWidget):
 
 
 MAX_ALTERNATIVES = 8
+MAX_PURCHASES = 6
+NUM_PURCHASE_NOTES = 2
+"""Number of notes that are about purchases; those after them are the plan's own assumptions."""
 _LEGEND_COLUMNS = 3
 _DATA = "Data, by its first rows"
 
@@ -105,6 +110,8 @@ class PlanView(QWidget):
 
     advised = Signal(object)
     """Dotted run file keys and new values of the advice that the user applies."""
+    purchases_wanted = Signal()
+    """The user opened the section about what to buy."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -130,6 +137,9 @@ class PlanView(QWidget):
         self.others = CollapsibleSection(theme, "Alternatives", self._other_text)
         self._assumed_text = make_label(role="caption", wraps=True)
         self.assumed = CollapsibleSection(theme, "Assumptions", self._assumed_text)
+        self._purchase_text = make_label(role="caption", wraps=True)
+        self.purchases = CollapsibleSection(theme, "What to buy", self._purchase_text)
+        self.purchases.head.toggled.connect(self._ask_purchases)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(12)
@@ -144,6 +154,7 @@ class PlanView(QWidget):
         column.addWidget(self.data_note)
         column.addWidget(self.parts_note)
         column.addWidget(self.others)
+        column.addWidget(self.purchases)
         column.addWidget(self.assumed)
         self.show_nothing("Choose a model to see its plan.")
 
@@ -159,6 +170,7 @@ class PlanView(QWidget):
         self._show_data(())
         self.parts_note.hide()
         self.others.hide()
+        self.purchases.hide()
         self.assumed.hide()
 
     def show_problem(self, message: str, hint: str) -> None:
@@ -183,7 +195,12 @@ class PlanView(QWidget):
         self._show_gpus(shown.gpus if shown is not None else (), stages)
         warned = [Advice(text=text) for text in plan_text.describe_warnings(plan)]
         limits = model_text.describe_limits(plan.limits)
-        self._advice.show_advice((*limits, *warned, *plan.advice))
+        self._advice.show_advice(
+            [
+                replace(one, text=plan_text.use_labels(one.text))
+                for one in (*limits, *warned, *plan.advice)
+            ]
+        )
         self._show_data(plan.findings)
         self.parts_note.show_notes(model_text.describe_parts(plan.parts))
         self._more_adapters.show_advice(model_text.offer_adapters(plan.parts))
@@ -191,12 +208,36 @@ class PlanView(QWidget):
         others = plan.others if fits else plan.others[1:]
         ways = [plan_text.describe_other(one) for one in others[:MAX_ALTERNATIVES]]
         ways += [f"{capitalize(one.text)}." for one in plan.refused]
-        self._other_text.setText("\n\n".join(ways))
+        self._other_text.setText(plan_text.use_labels("\n\n".join(ways)))
         self.others.setVisible(bool(ways))
         self.others.set_note(count_of(len(others) + len(plan.refused), "plan"))
+        self.purchases.show()
         self._assumed_text.setText("\n\n".join(plan.assumptions))
         self.assumed.setVisible(bool(plan.assumptions))
         self.assumed.set_note(count_of(len(plan.assumptions), "assumption"))
+
+    def close_purchases(self) -> None:
+        """Collapse the section about what to buy, since the run has changed."""
+        self.purchases.head.setChecked(False)
+        self.purchases.set_note("")
+
+    def show_purchases(self, found: Upgrades) -> None:
+        """Show purchases for the run, the most speed for the price first."""
+        best = found.best_places[:MAX_PURCHASES]
+        lines = [plan_text.describe_upgrade(one, found.currency) for one in best]
+        lines = lines or ["No single purchase makes this run faster."]
+        lines += [f"{capitalize(note)}." for note in found.notes[:NUM_PURCHASE_NOTES]]
+        self._purchase_text.setText("\n\n".join(lines))
+        self.purchases.set_note(count_of(len(best), "purchase") if best else "")
+
+    def show_no_purchases(self, message: str) -> None:
+        """Show why purchases are not known."""
+        self._purchase_text.setText(message)
+
+    def _ask_purchases(self, is_open: bool) -> None:
+        if is_open:
+            self._purchase_text.setText("Planning purchases\u2026")
+            self.purchases_wanted.emit()
 
     def _show_data(self, findings: Sequence[DataFinding]) -> None:
         refused = [one for one in findings if one.consequence == "refuse"]

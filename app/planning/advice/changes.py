@@ -40,9 +40,10 @@ def list_changes(spec: RunSpec, longest_tokens: int) -> list[list[tuple[Change, 
         if name in needs.get("optimizer", states):
             kinds[2].append(({"optimizer": name}, _OPTIMIZER_WORDS[name]))
     if spec.adapter.kind != "full":
-        for rank in (spec.adapter.rank // 2, spec.adapter.rank // 4, _MIN_RANK):
-            if _MIN_RANK <= rank < spec.adapter.rank:
-                kinds[3].append(({"adapter.rank": rank}, f"Lower the adapter's rank to {rank}"))
+        # Powers of two, the largest first, so that the largest that fits is advised.
+        for power in reversed(range((spec.adapter.rank - 1).bit_length())):
+            if (rank := 1 << power) >= _MIN_RANK:
+                kinds[3].append(({"adapter.rank": rank}, f"Lower the adapter's rank to {rank:,}"))
     words = {"lora": "Train a LoRA adapter", "qlora": "Hold the weights in 4 bits (QLoRA)"}
     smaller = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}[spec.adapter.kind]
     kinds[4] += [({"adapter.kind": kind}, words[kind]) for kind in smaller]

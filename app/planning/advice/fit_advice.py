@@ -234,7 +234,10 @@ def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) 
         return
     needs = divided.say_missing(smallest) if divided is not None else ""
     if not needs:
-        needs = _describe_needs(smallest, max(smallest.workers, key=_room_bytes))
+        largest_first = sorted(smallest.workers, key=_room_bytes, reverse=True)
+        # The largest GPU may have enough where one that has to take part lacks something.
+        every = (_describe_needs(smallest, worker) for worker in largest_first)
+        needs = next((one for one in every if one), "it needs more than these PCs have together")
     yield Advice(
         text=f"No change of the run file makes it fit: with all of them together {needs}, or a "
         "smaller model"
@@ -246,7 +249,7 @@ def _room_bytes(worker: Worker) -> int:
 
 
 def _describe_needs(smallest: Case, best: Worker) -> str:
-    """Return the GPU memory and RAM that a run needs beyond the best card, as a clause."""
+    """Return the GPU memory and RAM that a run needs beyond a card, as a clause; empty: nothing."""
     # Ranks that copy the model also need memory for the exchange of gradients.
     copies = find_mode(smallest.spec.parallel).copies_model
     ranks = len(smallest.workers) if copies else 1
@@ -261,7 +264,7 @@ def _describe_needs(smallest: Case, best: Worker) -> str:
         needs.append(_describe_card(gpu.memory.expected_bytes - gpu.memory.desktop_bytes))
     if not gpu.fits_host:
         needs.append(_describe_ram(gpu, best))
-    return f"it needs {' and '.join(needs)}"
+    return f"it needs {' and '.join(needs)}" if needs else ""
 
 
 def _describe_card(num_bytes: float) -> str:

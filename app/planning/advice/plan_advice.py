@@ -16,6 +16,7 @@ from app.planning.hardware.cluster import ASSUMED_DISK_BYTES_PER_S
 from app.planning.plan_context import Case
 from app.planning.reasons import name_nodes, name_places
 from app.planning.split import split_rows
+from app.planning.strategies.data_parallel import plan_data
 from app.planning.strategies.registry import propose_candidates
 from app.text import show_share
 
@@ -45,7 +46,7 @@ def give_advice(
         advice += advise_fit(request, case, chosen, found)
     if chosen is not None:
         advice += _fewer_nodes(case, chosen, found)
-        advice += _fill_batch(case, chosen, together)
+        advice += _fill_batch(request, case, chosen, together)
         advice += _compress(request, chosen)
         advice += _hold_in_4_bits(request, chosen)
         advice += _name_slow_disks(case, chosen)
@@ -91,7 +92,9 @@ def _fewer_nodes(case: Case, chosen: Candidate, found: Sequence[Candidate]) -> I
     )
 
 
-def _fill_batch(case: Case, chosen: Candidate, together: Candidate | None) -> Iterator[Advice]:
+def _fill_batch(
+    request: PlanRequest, case: Case, chosen: Candidate, together: Candidate | None
+) -> Iterator[Advice]:
     """Advise a batch size that divides better among the GPUs."""
     # A share consists of whole sequences: seven equal GPUs need as long for 24 as for 28.
     if together is None or not together.fits or case.spec.shares is not None:
@@ -104,9 +107,12 @@ def _fill_batch(case: Case, chosen: Candidate, together: Candidate | None) -> It
     }
     # Rounded, so that a slightly better but much larger batch does not win.
     best = min(lost, key=lambda more: (round(lost[more], 2), more))
-    gain = lost[rows] / lost[best]
-    is_fastest = together.tokens_per_s * gain > _MIN_GAIN * chosen.tokens_per_s
-    if gain >= 1 + _MIN_BATCH_GAIN and is_fastest:
+    if lost[rows] / lost[best] < 1 + _MIN_BATCH_GAIN:
+        return
+    # A larger batch also waits for the network less often.
+    changed = open_case(replace(request, spec=replace(case.spec, batch_sequences=best)))
+    gain = plan_data(changed, changed.team(changed.workers)).tokens_per_s / chosen.tokens_per_s
+    if gain >= 1 + _MIN_BATCH_GAIN:
         yield Advice(
             text=f"A batch of {best} sequences divides better among {len(speeds)} GPUs than one "
             f"of {rows}: {show_share(gain - 1)} more tokens per second, but fewer and larger steps",

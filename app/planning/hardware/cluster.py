@@ -13,9 +13,9 @@ from itertools import combinations
 from typing import Literal
 
 from agents.contract.layer_plan import STREAMED_SHARE
-from agents.contract.node import Calibration, GpuFacts, GpuSample, NodeFacts, Sample
+from agents.contract.node import Calibration, GpuFacts, GpuSample, InterfaceFacts, NodeFacts, Sample
 from agents.contract.spec import split_place
-from agents.shared.cards import Card, find_card
+from agents.shared.cards import Card, find_card, find_similar
 from app.planning.hardware.mig import describe_mig
 from app.planning.memory.gpu import GpuMemory, guess_context, guess_reserved
 
@@ -35,6 +35,9 @@ _DESKTOP_BYTES = 350 << 20
 ASSUMED_DISK_BYTES_PER_S = 2e9
 """Sequential reads from an SSD that was not measured, in bytes per second: NVMe on PCI Express 3.0
 with 4 lanes reaches 3.5 GB/s by its data sheet, and less once it is warm."""
+ASSUMED_PC_W = 80.0
+"""Power of a PC without its GPUs while they train, in watts: one core of a CPU is busy, and the
+power supply loses a tenth of all."""
 # Host memory reserved for the PC's own programs, in bytes.
 _SYSTEM_BYTES = 4 << 30
 
@@ -55,6 +58,12 @@ class PlannedGpu:
     """Memory that other programs hold, in bytes: measured, else typical for the system."""
     power_limit_w: float | None = None
     capability: tuple[int, int] | None = None
+    flops_per_s: float | None = None
+    """Peak of dense matrix products that the user gives; None: that of the data sheet."""
+    memory_bytes_per_s: float | None = None
+    """Bandwidth of the card's memory that the user gives; None: that of the data sheet."""
+    bus_bytes_per_s: float | None = None
+    """Copies to and from host memory in its slot; None: a slot as fast as the card."""
     calibration: Calibration | None = None
     """Rates measured on the node, or on another one with the same device; None: not measured."""
     measured_on: str = ""
@@ -64,18 +73,23 @@ class PlannedGpu:
     @property
     def card(self) -> Card | None:
         """Data sheet of the card; None: not listed."""
-        return find_card(self.name)
+        return find_card(self.name, self.memory_bytes)
+
+    @property
+    def similar(self) -> Card | None:
+        """Data sheet of the card, else the lowest figures of its class; None: no class known."""
+        return self.card or find_similar(self.name, self.capability)
 
     @property
     def memory(self) -> GpuMemory | None:
         """Input of the memory forecast; None: the size of the memory is not known."""
-        card = self.card
-        total = self.memory_bytes or (card.memory_bytes if card else None)
+        card = self.similar
+        total = self.memory_bytes or (self.card.memory_bytes if self.card else None)
         if total is None:
             return None
         capability = self.capability or (card.capability if card else (8, 6))
         reserved = guess_reserved(total) if self.reserved_bytes is None else self.reserved_bytes
-        processors = card.num_multiprocessors if card else 60
+        processors = self.card.num_multiprocessors if self.card else 60
         measured = self.calibration.context_bytes if self.calibration else None
         is_cpu = self.device == "cpu"
         return GpuMemory(
@@ -111,6 +125,13 @@ class PlannedNode:
     disk_bytes_per_s: float | None = None
     """Sequential reads from the SSD of the agent's home, in bytes per second; None: not measured.
     """
+    pc_w: float | None = None
+    """Power of the PC without its GPUs while it trains, in watts; None: not known."""
+
+    @property
+    def power_w(self) -> float:
+        """Power of the PC without its GPUs while it trains: as given, else typical, in watts."""
+        return ASSUMED_PC_W if self.pc_w is None else self.pc_w
 
     @property
     def free_ram_bytes(self) -> int:
@@ -148,7 +169,10 @@ class PlannedNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSpeed:
-    """Speed of the link between two nodes, equal in both directions at once."""
+    """Speed of the link between two nodes, equal in both directions at once.
+
+    A medium that cannot send and receive at once, such as Wi-Fi, has half its rate per direction.
+    """
 
     bytes_per_s: float
     """Payload per direction, in bytes per second."""
@@ -158,14 +182,26 @@ class LinkSpeed:
 
 
 def ethernet(
-    gbit_per_s: float, latency_s: float | None = None, source: LinkSource = "given"
+    gbit_per_s: float,
+    latency_s: float | None = None,
+    source: LinkSource = "given",
+    *,
+    half_duplex: bool = False,
 ) -> LinkSpeed:
     """Return the link of an interface with this nominal speed.
 
-    >>> ethernet(1.0).bytes_per_s
-    117500000.0
+    Args:
+        gbit_per_s: nominal speed, in Gb/s.
+        latency_s: round trip, in seconds; None: that of one switch.
+        source: origin of the speed.
+        half_duplex: whether both directions share the medium, as in Wi-Fi.
+
+    >>> ethernet(1.0).bytes_per_s, ethernet(1.0, half_duplex=True).bytes_per_s
+    (117500000.0, 58750000.0)
     """
     share = _FAST_SHARE if gbit_per_s >= _FAST_GBIT else ETHERNET_SHARE
+    if half_duplex:
+        share /= 2
     return LinkSpeed(
         bytes_per_s=gbit_per_s * 1e9 / 8 * share,
         latency_s=_ASSUMED_LATENCY_S if latency_s is None else latency_s,
@@ -173,8 +209,32 @@ def ethernet(
     )
 
 
+def nominal_gbit(bytes_per_s: float) -> float:
+    """Return the nominal speed of a link with this payload, in Gb/s.
+
+    >>> [round(nominal_gbit(ethernet(g).bytes_per_s), 6) for g in (1.0, 25.0)]
+    [1.0, 25.0]
+    """
+    gbit = bytes_per_s * 8e-9
+    return gbit / (_FAST_SHARE if gbit >= _FAST_GBIT * ETHERNET_SHARE else ETHERNET_SHARE)
+
+
 ASSUMED = ethernet(1.0, source="assumed")
 Pair = frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Uplink:
+    """A cable that some PCs share on their way to all others, such as between two switches."""
+
+    nodes: frozenset[str]
+    """Names of the PCs behind it."""
+    bytes_per_s: float
+    """Payload per direction, in bytes per second."""
+
+    def divides(self, first: str, second: str) -> bool:
+        """Return whether traffic between two PCs crosses it."""
+        return (first in self.nodes) != (second in self.nodes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,10 +245,18 @@ class Cluster:
     links: Mapping[Pair, LinkSpeed] = field(default_factory=dict)
     """Links by the pair of names; a missing one is like `default_link`."""
     default_link: LinkSpeed = ASSUMED
+    uplinks: tuple[Uplink, ...] = ()
+    """Cables that several PCs share."""
+    price_per_kwh: float | None = None
+    """Price of electricity in the user's currency; None: not known."""
 
     def link(self, first: str, second: str) -> LinkSpeed:
-        """Return the link between two nodes."""
-        return self.links.get(frozenset((first, second)), self.default_link)
+        """Return the link between two nodes, as slow as the uplinks that it crosses."""
+        found = self.links.get(frozenset((first, second)), self.default_link)
+        crossed = [one.bytes_per_s for one in self.uplinks if one.divides(first, second)]
+        if not crossed or found.source == "measured":
+            return found
+        return replace(found, bytes_per_s=min(found.bytes_per_s, *crossed))
 
     def keep(self, entries: Iterable[str]) -> Cluster:
         """Return the cluster reduced to these nodes, or GPUs such as `tower:0`, in their order."""
@@ -252,11 +320,20 @@ def make_cluster(
     speeds = {
         name: _nominal_gbit(fact, (interfaces or {}).get(name)) for name, fact in facts.items()
     }
+    wireless = {
+        name for name, fact in facts.items() if _is_wireless(fact, (interfaces or {}).get(name))
+    }
     for one, other in combinations(facts, 2):
         mine, theirs = speeds[one], speeds[other]
         # A link is as fast as the slower of its two interfaces.
-        if frozenset((one, other)) not in links and mine and theirs:
-            links[frozenset((one, other))] = ethernet(min(mine, theirs), source="nominal")
+        pair = frozenset((one, other))
+        is_wireless = not pair.isdisjoint(wireless)
+        if pair in links:
+            # A check measures one direction after the other.
+            if is_wireless:
+                links[pair] = replace(links[pair], bytes_per_s=links[pair].bytes_per_s / 2)
+        elif mine and theirs:
+            links[pair] = ethernet(min(mine, theirs), source="nominal", half_duplex=is_wireless)
     return Cluster(nodes=nodes, links=links)
 
 
@@ -372,9 +449,20 @@ def _capability(text: str | None) -> tuple[int, int] | None:
 
 
 def _nominal_gbit(facts: NodeFacts, interface: str | None) -> float | None:
-    """Return the speed of the training interface in Gb/s, by default the one with the address."""
-    for found in facts.interfaces:
-        wanted = found.name == interface if interface else found.address == facts.address
-        if wanted and found.speed_mbit:
-            return found.speed_mbit / 1000
-    return None
+    """Return the speed of the training interface in Gb/s."""
+    speeds = (found.speed_mbit for found in _list_used(facts, interface))
+    return next((speed / 1000 for speed in speeds if speed), None)
+
+
+def _is_wireless(facts: NodeFacts, interface: str | None) -> bool:
+    """Return whether training uses Wi-Fi, by the names that Linux gives its devices."""
+    return any(found.name.startswith("wl") for found in _list_used(facts, interface))
+
+
+def _list_used(facts: NodeFacts, interface: str | None) -> list[InterfaceFacts]:
+    """Return the training interface, by default the one with the node's address."""
+    return [
+        found
+        for found in facts.interfaces
+        if (found.name == interface if interface else found.address == facts.address)
+    ]

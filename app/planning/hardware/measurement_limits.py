@@ -17,6 +17,8 @@ MOST_SPREAD = 0.35
 CARD_LIMITS = (0.2, 1.15)
 """Lowest and highest plausible share of a data sheet's figure; cases and power limits differ."""
 LAPTOP_LIMITS = (0.05, 2.0)
+PLAIN_LIMITS = (0.1, 2.3)
+"""The same without tensor cores, where fp16 products may be twice as fast as the listed fp32."""
 UNLISTED_FLOPS = (0.3e12, 2e16)
 """Lowest and highest plausible rate of a card that is not listed, in FLOP per second."""
 CORE_FLOPS = (2e9, 1e12)
@@ -69,6 +71,8 @@ def _flops_limits(name: str, num_cores: int | None) -> tuple[float, float]:
     if card is None:
         return UNLISTED_FLOPS
     low, high = LAPTOP_LIMITS if card.is_laptop else CARD_LIMITS
+    if not card.has_tensor_cores:
+        low, high = PLAIN_LIMITS
     return low * card.flops_per_s, high * card.flops_per_s
 
 

@@ -27,8 +27,10 @@ class Orders:
     """Best orders of the PCs of a cluster, computed once for all subsets."""
 
     def __init__(self, cluster: Cluster, names: Sequence[str]) -> None:
-        # By name, so that the order of a file decides nothing.
-        self._names = tuple(sorted(names))
+        # By name, so that the order of a file decides nothing. PCs behind one uplink follow each
+        # other, so that of equal orders one that crosses it least is found first.
+        behind = {n: [n in uplink.nodes for uplink in cluster.uplinks] for n in names}
+        self._names = tuple(sorted(names, key=lambda name: (behind[name], name)))
         self._places = {name: place for place, name in enumerate(self._names)}
         self._costs = [
             [link_s(cluster, one, other) if one != other else 0.0 for other in self._names]

@@ -415,10 +415,9 @@ def _assemble(case: Case, chains: Sequence[Chain]) -> Candidate:
         [busy_s for _, _, busy_s in both],
         fits=all(chain.fits for chain in chains),
     )
-    # Twice: features go forward, gradients come back.
+    # Features go forward while gradients come back, so each direction carries one of the two.
     busiest_s = max(
-        max((0.0, *(2 * one for one in chain.transfers_s))) * count
-        for chain, count in zip(chains, rows, strict=True)
+        max((0.0, *chain.transfers_s)) * count for chain, count in zip(chains, rows, strict=True)
     )
     return replace(found, wire_s=busiest_s + shared_s)
 

@@ -70,7 +70,7 @@ def test_a_plan_names_cards_that_cannot_train_and_measurements_that_are_not_used
     turing = "NVIDIA GeForce RTX 2080 Ti"
     gpu = GpuFacts(uuid="GPU-2", index=0, name=turing, memory_bytes=11 * GIB, capability="7.5")
     facts = {"alpha": make_facts(gpus=(gpu,), memory_bytes=32 * GIB, mig_gpus=(divided,))}
-    found = Calibration(card=turing, matrix_flops_per_s=1e12)
+    found = Calibration(card=turing, matrix_flops_per_s=40e12)
     for precision, is_used in (("", False), ("float16", True)):
         services.planning.save_calibration("alpha", "GPU-2", replace(found, precision=precision))
         cluster = describe_nodes(services.planning, facts)

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from agents.shared.cards import bus_bytes_per_s
 from app.errors import UsageError
 from app.library.cluster_file import parse_cluster, read_cluster_file
 from app.planning.hardware.cluster import Cluster
+from app.planning.hardware.rates import COPY_SHARE, MATRIX_SHARE, find_rates
 
 CLUSTERS = Path(__file__).parents[3] / "resources" / "clusters"
 GIB = 2**30
@@ -91,3 +93,60 @@ def test_what_is_no_cluster_is_refused(text: str) -> None:
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_cluster_file(tmp_path / "no.yaml")
+
+
+def test_figures_of_an_unlisted_card_and_of_its_slot_are_taken() -> None:
+    (node,) = parse_cluster(
+        "nodes: [{name: a, pc_power_w: 90, gpus: [{card: Strange 1, memory_gib: 16, tflops: 60, "
+        "memory_gb_per_s: 500, capability: 8.6, pcie_generation: 3, pcie_lanes: 4}]}]\n"
+    ).nodes
+    rates = find_rates(node.gpus[0])
+
+    assert node.power_w == 90
+    assert node.gpus[0].capability == (8, 6)
+    assert rates.source == "given"
+    assert rates.matrix_flops_per_s == pytest.approx(60e12 * MATRIX_SHARE)
+    assert rates.copy_bytes_per_s == pytest.approx(500e9 * COPY_SHARE)
+    assert rates.to_host_bytes_per_s == pytest.approx(bus_bytes_per_s(3, 4))
+
+
+def test_uplinks_wifi_and_the_price_are_taken() -> None:
+    cluster = parse_cluster(
+        "nodes: [{name: a}, {name: b}, {name: c}]\n"
+        "links: {default: {gbit_per_s: 10}, a b: {gbit_per_s: 0.5, half_duplex: true}}\n"
+        "uplinks: [{nodes: [c], gbit_per_s: 1}]\n"
+        "price_per_kwh: 0.3\n"
+    )
+
+    assert cluster.price_per_kwh == 0.3
+    assert cluster.link("a", "b").bytes_per_s == pytest.approx(0.25e9 / 8 * 0.94)
+    assert cluster.link("a", "c").bytes_per_s == pytest.approx(1e9 / 8 * 0.94)
+
+
+@pytest.mark.parametrize(
+    ("card", "reason"),
+    [
+        ("Radeon RX 7900 XTX", "trains on NVIDIA GPUs only"),
+        ("Apple M3 Max", "trains on NVIDIA GPUs only"),
+        ("A100 MIG 3g.20gb", "trains on whole GPUs only"),
+    ],
+)
+def test_gpus_that_cannot_train_are_refused_with_the_reason(card: str, reason: str) -> None:
+    (one,) = problems(f"nodes: [{{name: a, gpus: [{{card: {card}, memory_gib: 20}}]}}]\n")
+    assert f"{card} cannot train" in one
+    assert reason in one
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "uplinks: {a: 1}",
+        "uplinks: [{nodes: [b], gbit_per_s: 1}]",
+        "uplinks: [{nodes: [a], gbit_per_s: fast}]",
+        "links: {default: {half_duplex: maybe}}",
+        "price_per_kwh: -1",
+    ],
+)
+def test_wrong_values_of_the_network_and_the_price_are_reported(text: str) -> None:
+    (one,) = problems(f"nodes: [{{name: a}}]\n{text}\n")
+    assert text.partition(":")[0] in one

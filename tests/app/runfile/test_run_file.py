@@ -194,8 +194,8 @@ def test_lists_become_tuples() -> None:
         ),
         (
             f"{RIGHT}parallel: pipeline\noptimizer: adamw_8bit\n",
-            "run.yaml, line 4: optimizer is adamw_8bit; with parallel pipeline it must be adamw, "
-            "whose state other cuts continue",
+            "run.yaml, line 4: optimizer is adamw_8bit; with parallel pipeline it must be adamw: "
+            "other cuts of the layers would divide the blocks of an 8-bit state",
         ),
         (
             f"{RIGHT}activation_bits: 4\n",

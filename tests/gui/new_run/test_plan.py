@@ -269,3 +269,43 @@ def test_a_start_that_loses_rows_asks_first(busy: Stage, dialog: NewRunDialog) -
     press(dialog.banner, "Start without this row")
     busy.wait_for(lambda: find_dialog(NewRunDialog) is None)
     assert [accepts for _, accepts in busy.called("runs.start")] == [True]
+
+
+def purchase_text(dialog: NewRunDialog) -> str:
+    texts = [label.text() for label in dialog.outlook.plan.findChildren(QLabel)]
+    return next(text for text in texts if "Planning purchases" in text or "a free slot" in text)
+
+
+def test_what_to_buy_is_planned_when_its_section_opens(busy: Stage, dialog: NewRunDialog) -> None:
+    view = dialog.outlook.plan
+    QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
+    busy.wait_for(lambda: view.purchases.isVisibleTo(view))
+    assert not [call for call in busy.core.calls if call[0] == "plans.upgrades"]
+
+    press(view, "What to buy")
+
+    busy.wait_for(lambda: "RTX 3090 in a free slot of alpha\n" in purchase_text(dialog))
+    text = purchase_text(dialog)
+    assert text.index("2.5 Gb/s") < text.index("RTX 3090") < text.index("Another PC")
+    assert "(+1,060, 163 for each 100) for 650 EUR; needs 3 slots and 350 W more" in text
+    assert "Prices are guesses of 2026-11-28" in text
+    # What gains nothing is no purchase to recommend.
+    assert "more RAM" not in text
+    # Another model has other purchases: the section closes until it is opened for that one.
+    QTest.keyClicks(dialog.form.fields["model"].input, "x")
+    busy.wait_for(lambda: not view.purchases.is_open())
+
+
+def test_purchases_that_cannot_be_planned_say_why(busy: Stage, dialog: NewRunDialog) -> None:
+    view = dialog.outlook.plan
+    busy.core.upgrades_answer = UserError("the price list prices.csv has no rows")
+    QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
+    busy.wait_for(lambda: view.purchases.isVisibleTo(view))
+
+    press(view, "What to buy")
+
+    def is_told() -> bool:
+        labels = view.findChildren(QLabel)
+        return any(one.text() == "The price list prices.csv has no rows." for one in labels)
+
+    busy.wait_for(is_told)
