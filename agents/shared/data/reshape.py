@@ -96,7 +96,7 @@ class ColumnMapping:
         """
         if isinstance(row, list) and self.columns:
             row = {str(place): value for place, value in enumerate(row)}
-        elif _is_conversation("", row):  # messages without an object around them
+        elif isinstance(row, list) and _is_conversation("", row):  # bare messages
             row = {CONVERSATION_KEYS[0]: row}
         if not isinstance(row, dict):
             return row

@@ -78,6 +78,15 @@ def test_is_read(tmp_path: Path, demo: Any, row: Any, shown: str, learned: str) 
     assert (shown in whole, found, warned) == (True, learned, [])
 
 
+@pytest.mark.parametrize("row", [5, "x", None, True, [], [1], ["x", "y"], [[user("q")]]])
+def test_a_row_that_is_no_object_is_left_out(tmp_path: Path, row: Any) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    tally = Tally("a")
+    assert list(RowReader(find_files(path), DataSpec(train="-"), "sft", tally)) == []
+    assert tally.num_skipped == 1
+
+
 def test_thoughts_in_parts_are_those_of_a_key(tmp_path: Path, make: Any) -> None:
     parts = [THOUGHT, {"type": "text", "text": "a"}]
     texts = [
