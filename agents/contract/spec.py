@@ -42,8 +42,8 @@ AlsoTrained = Literal["embed_tokens", "lm_head"]
 Deduplicate = Literal["off", "exact", "near"]
 Reasoning = Literal["learn", "keep", "drop"]
 Encoding = Literal[
-    "utf-8", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "cp1250", "cp1251", "gb18030", "big5",
-    "shift_jis", "euc_jp", "euc_kr",
+    "utf-8", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "cp1250", "iso8859_2", "cp1251",
+    "koi8_r", "gb18030", "big5", "shift_jis", "euc_jp", "euc_kr",
 ]  # fmt: skip
 Compression = Literal["none", "bf16", "powersgd"]
 ActivationBits = Literal[8, 16]
@@ -226,7 +226,9 @@ class DataSpec:
                 ("utf-16-be", "UTF-16, high byte first"),
                 ("cp1252", "Western European (Windows-1252, Latin-1)"),
                 ("cp1250", "Central European (Windows-1250)"),
+                ("iso8859_2", "Central European (Latin-2)"),
                 ("cp1251", "Cyrillic (Windows-1251)"),
+                ("koi8_r", "Cyrillic (KOI8-R)"),
                 ("gb18030", "Simplified Chinese (GBK, GB 18030)"),
                 ("big5", "Traditional Chinese (Big5)"),
                 ("shift_jis", "Japanese (Shift JIS)"),

@@ -80,7 +80,8 @@ def _make_folder(
     progress.begin("texts", "Reading the texts to judge by", partial_of(destination))
     tokenizer, _ = load_tokenizer(model)
     most = count_tokens(model)
-    texts = read_texts(job.train, job.evaluation, tokenizer, job.calibration, most)
+    train = (job.train, *job.more)
+    texts = read_texts(train, job.evaluation, tokenizer, job.calibration, most)
     with appearing(destination, "the quantized model") as partial:
         proofs = _make(job, model, home, partial, texts, tokenizer, progress)
         left_wide = find_left_wide(read_json(model / "config.json") or {}, job.method)
@@ -224,7 +225,8 @@ def read_job(path: Path) -> tuple[MakeJob, Path]:
     sources = (job.train, job.evaluation, job.calibration)
     train, evaluation, own = (s and replace(s, path=locate(home, s.path)) for s in sources)
     assert train is not None
-    return replace(job, train=train, evaluation=evaluation, calibration=own), home
+    more = tuple(replace(one, path=locate(home, one.path)) for one in job.more)
+    return replace(job, train=train, more=more, evaluation=evaluation, calibration=own), home
 
 
 def main(argv: list[str]) -> int:

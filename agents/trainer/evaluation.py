@@ -77,4 +77,4 @@ def evaluate(strategy: Strategy, examples: Examples, first_place: int) -> Evalua
         PeerLost: another rank is gone.
     """
     sums = strategy.evaluate(examples, first_place)
-    return Evaluation(means=tuple((sums / int(examples.weights.sum())).tolist()))
+    return Evaluation(means=tuple((sums / examples.weights.sum().item()).tolist()))

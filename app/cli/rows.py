@@ -17,13 +17,16 @@ from app.errors import UserError
 from app.presentation.data_text import mark_learned, spell_out
 from app.presentation.rows_text import (
     FILTERS,
+    STATE_WORDS,
     describe_figures,
     describe_place,
     describe_state,
     show_length,
 )
+from app.text import shorten
 
 _POLL_S = 0.2
+_TEXT_CHARS = 60
 
 
 def declare_show(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +48,11 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
         row = await core.do(ShowDataRow(source=source, place=args.row))
         out.document(row)
         out.text(f"{_describe(row.brief)}\n")
-        out.text(spell_out(row.raw))
+        out.text(f"As written:\n{spell_out(row.raw)}")
+        if row.shown is not None:
+            out.text("\nAs learned, with [[ ]] around what is learned:")
         for shown in row.shown.conversations if row.shown is not None else ():
-            out.text(f"\n{mark_learned(shown)}")
+            out.text(mark_learned(shown).rstrip())
         return 0
     figures = await _read_all(core, source, out)
     found = await core.do(
@@ -60,11 +65,27 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     out.document({"figures": plain(figures), "rows": plain(found.rows), "num_rows": found.num_rows})
     for caption, text in describe_figures(figures):
         out.text(f"{caption:<14}{text}")
+    if figures.reasons:
+        out.text("\nWhy rows are left out:")
     for reason, number in figures.reasons.items():
-        out.text(f"  {number:,}: {reason}")
+        out.text(f"{number:>8,}  {reason}")
+    if figures.has_nothing and figures.offer:
+        out.text(f"\n{figures.offer}.")
     out.text("")
-    for brief in found.rows:
-        out.text(f"{_describe(brief)}  {spell_out(brief.text)}")
+    has_files = any(brief.file for brief in found.rows)
+    head = ["ROW", "STATE", "TOKENS", "LEARNED", *(["FILE"] if has_files else []), "TEXT"]
+    rows = [
+        [
+            f"{brief.row:,}",
+            STATE_WORDS[brief.state],
+            show_length(brief.num_tokens),
+            show_length(brief.num_targets),
+            *([brief.file] if has_files else []),
+            shorten(spell_out(brief.text or brief.reason), _TEXT_CHARS),
+        ]
+        for brief in found.rows
+    ]
+    out.table(head, rows, "No such rows.")
     return 0
 
 

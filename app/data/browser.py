@@ -12,10 +12,12 @@ import importlib.util
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agents.contract.data import SourceSpec
 from agents.contract.messages import from_wire, to_wire
 from agents.contract.requests.rows import BrowseJob, DataFigures, RowList, RowRequest, WholeRow
 from agents.contract.spec import RunSpec
@@ -38,12 +40,49 @@ class DataSource:
     spec: RunSpec
     """Run whose settings count."""
     part: Part = "train"
+    number: int = 0
+    """Place of the source among those of the training data, from 0."""
+    num_opened: int = 0
+    """Number of times that it was opened; opening it once more reads its files again."""
+
+    @property
+    def source(self) -> SourceSpec:
+        """The source that is read."""
+        data = self.spec.data
+        if self.part == "eval":
+            return SourceSpec(path=data.eval_path or "-")
+        return data.list_sources()[self.number]
 
     @property
     def name(self) -> str:
         """Path or hub id of the data."""
+        return self.source.path
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Entries of the mapping by which its columns are read."""
+        return self.source.columns or self.spec.data.columns
+
+    def list_others(self) -> tuple[DataSource, ...]:
+        """Return all data of the run, in the order of its run file."""
         data = self.spec.data
-        return data.train if self.part == "train" else data.eval_path or ""
+        found = [
+            replace(self, part="train", number=number) for number in range(len(data.list_sources()))
+        ]
+        if data.eval_path is not None:
+            found.append(replace(self, part="eval", number=0))
+        return tuple(found)
+
+    def map_columns(self, entries: Sequence[str]) -> DataSource:
+        """Return the data with other meanings of its columns, which decide its format."""
+        data = self.spec.data
+        if self.part == "train" and data.sources:
+            sources = list(data.sources)
+            sources[self.number] = replace(self.source, columns=tuple(entries), format=None)
+            data = replace(data, sources=tuple(sources))
+        else:
+            data = replace(data, columns=tuple(entries), format="auto")
+        return replace(self, spec=replace(self.spec, data=data))
 
 
 class DataBrowser:
@@ -134,9 +173,14 @@ def _make_job(source: DataSource) -> BrowseJob:
     Raises:
         UserError: the data is not here, or this PC has no reader for it.
     """
-    require_data(source.name, f"data.{source.part}")
     path = Path(source.name).expanduser().absolute()
     is_hub = not path.exists() and is_hub_data(source.name)
+    if not is_hub and not path.exists():
+        raise UserError(
+            f"{source.name} does not exist on this PC",
+            "Choose a file, a folder, or a data set of the hub that was downloaded.",
+        )
+    require_data(source.name, f"data.{source.part}")
     if not all(map(importlib.util.find_spec, _NEEDED)):
         raise UserError(
             "the rows of data cannot be looked through on this system",
@@ -145,12 +189,12 @@ def _make_job(source: DataSource) -> BrowseJob:
     folder = find_folder(source.spec.model)
     has_tokenizer = folder is not None and (folder / "tokenizer.json").is_file() and can_run_here()
     spec = settle_template(source.spec)
-    if source.part == "train":  # of several sources the first one
-        data = spec.data.for_source(spec.data.list_sources()[0])
-        spec = replace(spec, data=data)
+    if source.part == "train":
+        spec = replace(spec, data=spec.data.for_source(source.source))
     return BrowseJob(
         spec=spec,
         path=source.name if is_hub else str(path),
         model_path=str(folder) if has_tokenizer else "",
         held_out_from=None if source.part == "train" else source.spec.data.train,
+        split=source.source.split,
     )

@@ -18,7 +18,7 @@ from app.planning.candidate import GpuPlan as GpuPlan
 from app.planning.candidate import Plan as Plan
 from app.planning.candidate import PlanRequest as PlanRequest
 from app.planning.candidate import StepParts as StepParts
-from app.planning.choice import choose
+from app.planning.choice import choose, weigh
 from app.planning.document import identify
 from app.planning.hardware.cluster import ASSUMED_DISK_BYTES_PER_S, ASSUMED_PC_W
 from app.planning.plan_context import Case
@@ -66,7 +66,7 @@ def _order_misfit(request: PlanRequest, one: Candidate) -> tuple[bool, bool, boo
     # The mode of the run file comes first: the user wants to know why it does not fit.
     is_other = request.spec.parallel not in ("auto", one.mode)
     worst = max(gpu.memory.expected_bytes / gpu.room_bytes for gpu in one.gpus)
-    return is_other, not one.fits, not one.runnable, worst
+    return is_other, not one.fits, not one.runnable, weigh(one) if one.fits else worst
 
 
 def _find_whole(found: list[Candidate]) -> Candidate | None:

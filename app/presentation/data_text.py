@@ -155,7 +155,8 @@ def _cut(found: DataPreview) -> str:
 
 
 def _rows(found: DataPreview) -> str:
-    parts = [f"{found.num_rows:,}" if found.whole else f"only the first {found.num_rows:,}"]
+    first = "only the first" if found.num_rows == 1 else f"only the first {found.num_rows:,}"
+    parts = [f"{found.num_rows:,}" if found.whole else first]
     if found.num_skipped:
         broken = f" ({found.num_malformed:,} malformed)" if found.num_malformed else ""
         parts.append(f"{found.num_skipped:,} left out{broken}")

@@ -73,7 +73,7 @@ def page_of(kind: CachedKind, name: str) -> str:
 
 def describe_gate(item: HubItem) -> str:
     """Describe who may download an entry; empty: everybody."""
-    return "licence" if item.is_gated else ""
+    return "gated" if item.is_gated else ""
 
 
 def name_pc(node: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.contract.data import WANTED
+from agents.contract.data import RATED, WANTED
 from agents.contract.requests.rows import DataFigures, RowBrief, RowFilter
 from app.text import DASH, count_of, show_share
 
@@ -10,7 +10,7 @@ FILTERS: dict[RowFilter, str] = {
     "all": "All rows",
     "left_out": "Left out",
     "cut": "Cut",
-    "duplicate": "Duplicates",
+    "duplicate": "Repeated",
     "longest": "Longest first",
     "least_learned": "Fewest learned tokens first",
 }
@@ -25,10 +25,20 @@ _WORDS = {
     "tools": "Tools",
     "chosen": "Chosen answer",
     "rejected": "Rejected answer",
+    "candidates": "Answers to choose from",
+    "score": "Score of an answer",
+    "rank": "Rank of an answer",
+    "best": "Place of the best answer",
+    "good": "Verdict on the answer",
 }
-COLUMN_WORDS = {name: _WORDS.get(name, name) for name in WANTED}
+COLUMN_WORDS = {name: _WORDS[name] for name in (*WANTED, *RATED)}
 """Meanings of columns in words, by their names in a mapping."""
-_STATES = {"kept": "", "left_out": "left out", "cut": "cut", "duplicate": "duplicate"}
+STATE_WORDS = {"kept": "learned", "left_out": "left out", "cut": "cut", "duplicate": "repeated"}
+"""States of rows in words."""
+
+
+_MOST_PRECISE = 0.1
+"""Share below which a decimal is shown."""
 
 
 def describe_figures(found: DataFigures) -> list[tuple[str, str]]:
@@ -36,7 +46,7 @@ def describe_figures(found: DataFigures) -> list[tuple[str, str]]:
 
     >>> describe_figures(DataFigures(format="chat", num_rows=10, is_whole=True, num_left_out=1,
     ...     is_tokenized=True, num_tokens=200, num_targets=50))[1:]
-    [('Rows', '10'), ('Left out', '1 (10 %)'), ('Cut', 'none'), ('Duplicates', 'none'), \
+    [('Rows', '10'), ('Left out', '1 (10 %)'), ('Cut', 'none'), ('Repeated', 'none'), \
 ('Tokens', '200'), ('Learned', '25 % of the tokens')]
     """
     about = "" if found.is_tokenized else "about "
@@ -48,7 +58,7 @@ def describe_figures(found: DataFigures) -> list[tuple[str, str]]:
         ("Rows", rows),
         ("Left out", _share(found.num_left_out, found.num_rows)),
         ("Cut", _share(found.num_cut, found.num_rows)),
-        ("Duplicates", _share(found.num_duplicates, found.num_rows)),
+        ("Repeated", _share(found.num_duplicates, found.num_rows)),
         ("Tokens", f"{about}{found.num_tokens:,}"),
         ("Learned", f"{show_share(found.num_targets / max(1, found.num_tokens))} of the tokens"),
     ]
@@ -75,7 +85,9 @@ def sum_up(found: DataFigures) -> str:
 
 def describe_state(row: RowBrief) -> str:
     """Return the state of a row in words; empty: it is learned as it is written."""
-    return f"left out: {row.reason}" if row.reason else _STATES[row.state]
+    if row.reason:
+        return f"left out: {row.reason}"
+    return "" if row.state == "kept" else STATE_WORDS[row.state]
 
 
 def describe_place(row: RowBrief) -> str:
@@ -104,4 +116,10 @@ def _span(place: int) -> str:
 
 
 def _share(count: int, total: int) -> str:
-    return f"{count:,} ({show_share(count / max(1, total))})" if count else "none"
+    """Return a number of rows with its share of all.
+
+    >>> _share(34, 12_480), _share(1, 10)
+    ('34 (0.3 %)', '1 (10 %)')
+    """
+    share = count / max(1, total)
+    return f"{count:,} ({show_share(share, int(share < _MOST_PRECISE))})" if count else "none"

@@ -11,8 +11,9 @@ from typing import Any
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
 
+from agents.contract.data import DataPreview
 from agents.contract.spec import DataSpec, RunSpec
-from app.core.library import SaveRecipe
+from app.core.library import PreviewData, SaveRecipe
 from app.core.nodes import CheckNodes
 from app.core.repairs import ApplyRepair, ShowRepair
 from app.errors import UserError
@@ -20,6 +21,7 @@ from app.events import Certificate, FoundRun, PhaseProgress, RankProgress, RunCh
 from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
+from app.gui.new_run.data_dialog import DataDialog
 from app.gui.new_run.hub_dialog import HubDialog
 from app.gui.repairs.repair_dialog import RepairDialog
 from app.gui.repairs.windows_script_dialog import WindowsScriptDialog
@@ -45,6 +47,7 @@ from tests.fakes.plans import (
     make_plan_of_mixture,
     make_plan_of_stages,
 )
+from tests.gui.format_previews import KINDS, preview_of
 from tests.gui.stage import Stage, open_dialog, press
 
 RUN = "support-chat-7f3a"
@@ -597,6 +600,28 @@ def _look(stage: Stage) -> QWidget:
     return shown
 
 
+def _preview(kind: str) -> Callable[[Stage], QWidget]:
+    """The preview of rows of one kind, as they are really read."""
+
+    def show(stage: Stage) -> QWidget:
+        found = preview_of(kind)
+
+        async def preview(*args: object) -> DataPreview:
+            return found
+
+        stage.core.answers[PreviewData] = preview
+        dialog = _new_run(stage)
+        for key in ("model", "data.train"):
+            dialog.form.fields[key].set_answer("org/model")  # type: ignore[attr-defined]
+        dialog.form.fields["data.train"].edited.emit()  # type: ignore[attr-defined]
+        dialog.outlook.look.click()  # type: ignore[attr-defined]
+        shown = open_dialog(DataDialog)
+        stage.wait_for(lambda: "is learned" in shown.view.toPlainText())
+        return shown
+
+    return show
+
+
 def _repeat(stage: Stage) -> QWidget:
     stage.window.dialogs.repeat_run(stage.cluster.runs[RUN])
     return _dialog(stage)
@@ -939,6 +964,8 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "artifacts-copy": _copy_artifact,
     "artifacts-push": _push_artifact,
 }
+PREVIEWS = {f"preview-{kind}": _preview(kind) for kind in KINDS}
+"""Only pictures: tests of the window need none of the training packages."""
 EMPTY: dict[str, Callable[[Stage], QWidget]] = {
     "empty-overview": _overview,
     "empty-nodes": _nodes,
@@ -962,7 +989,7 @@ def take_pictures(folder: Path, logs: Path, scale: str, only: str = "") -> Itera
     theme = Theme(application)
     for scheme in (Qt.ColorScheme.Light, Qt.ColorScheme.Dark):
         theme.choose(scheme)
-        for name in (*BUSY, *EMPTY):
+        for name in (*BUSY, *PREVIEWS, *EMPTY):
             if only in name:
                 path = folder / f"{name}-{theme.palette.name}-{scale}x.png"
                 stage, widget = make_stage_of(application, theme, name, logs, patience_s=0.2)
@@ -995,12 +1022,12 @@ def make_stage_of(
 
     `alter` changes what the core knows and answers before it is shown.
     """
-    core = busy_core(logs) if name in BUSY else FakeCore(log_folder=logs)
+    core = FakeCore(log_folder=logs) if name in EMPTY else busy_core(logs)
     alter(core)
     stage = Stage(application, theme, core, demo=_no_demo)
     core.on_loop(publish_history, core)
     stage.settle(patience_s)
-    widget = (BUSY | EMPTY)[name](stage)
+    widget = (BUSY | PREVIEWS | EMPTY)[name](stage)
     stage.settle(patience_s)
     # Layouts need some turns, however few a busy PC makes in that time.
     for _ in range(50):

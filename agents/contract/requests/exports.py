@@ -26,6 +26,8 @@ class TextSource:
     columns: tuple[str, ...] = ()
     """Entries of `data.columns`."""
     encoding: Encoding = "utf-8"
+    split: str | None = None
+    """Name of the split to read; None: the training split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +106,8 @@ class MakeJob(NodeRequest[ExportedFiles]):
     evaluation: TextSource | None = None
     calibration: TextSource | None = None
     """Texts for the calibration of AWQ and GPTQ; None: rows of the training data."""
+    more: tuple[TextSource, ...] = ()
+    """Further sources of the training data."""
     types: tuple[str, ...] = ()
     """Types of the format; several if one job makes them together."""
     engine: Engine = "gptqmodel"

@@ -24,6 +24,8 @@ class BrowseJob:
     """Folder with the tokenizer; empty: rows are read without one."""
     held_out_from: str | None = None
     """Training data of the run, if `path` is its evaluation data."""
+    split: str | None = None
+    """Name of the split to read; None: the usual one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,5 +118,12 @@ class DataFigures:
     sources: tuple[SourceFigures, ...] = ()
     columns: tuple[str, ...] = ()
     """Names of the columns of the first rows."""
+    offer: str = ""
+    """Sentence with a setting, as a line of a run file, that may read rows that are left out."""
     problem: str = ""
     """Reason why reading ended early; empty: it did not."""
+
+    @property
+    def has_nothing(self) -> bool:
+        """True if every row so far is left out."""
+        return self.num_rows > 0 and self.num_left_out == self.num_rows

@@ -1,7 +1,7 @@
 """Texts for calibrating and judging a quantized model, as token ids.
 
-Held-out rows come from the run's evaluation data if it has some; else the last rows of its training
-data are held out, and calibration uses the others, or its own data file.
+Held-out rows come from the run's evaluation data if it has some; else the last rows of each source
+of its training data are held out, and calibration uses the others, or its own data file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Texts:
 
 
 def read_texts(
-    train: TextSource,
+    train: Sequence[TextSource],
     evaluation: TextSource | None,
     tokenizer: Any,
     own: TextSource | None = None,
@@ -51,7 +51,7 @@ def read_texts(
     """Return rows of both kinds, which have no row in common.
 
     Args:
-        train: the run's training data.
+        train: sources of the run's training data.
         evaluation: the run's evaluation data; None: not given.
         tokenizer: tokenizer of the model.
         own: data to calibrate with instead of the run's, of any format regardless of the run's
@@ -61,23 +61,24 @@ def read_texts(
     Raises:
         ExpectedError: the data cannot be read or is too short.
     """
-    rows = _read(train, tokenizer, most_tokens)
-    if evaluation is not None:
-        calibration, held_out = (
-            rows,
-            _read(evaluation, tokenizer, most_tokens, held_out_from=train.path),
-        )
-    else:
+    calibration, held_out = [], []
+    for one in train:
+        rows = _read(one, tokenizer, most_tokens)
         # Of short data, three quarters stay for calibration.
-        apart = max(1, min(HELD_OUT_ROWS, len(rows) // 4))
-        calibration, held_out = rows[:-apart], rows[-apart:]
+        apart = max(1, min(HELD_OUT_ROWS, len(rows) // 4)) if evaluation is None else 0
+        calibration += rows[: len(rows) - apart]
+        held_out += rows[len(rows) - apart :]
+    if evaluation is not None:
+        held_out = _read(evaluation, tokenizer, most_tokens, held_out_from=train[0].path)
     if own is not None:
         calibration = _read(own, tokenizer, most_tokens, of_any_objective=True)
     calibration, held_out = _spread(calibration, CALIBRATION_ROWS), _spread(held_out, HELD_OUT_ROWS)
-    for kept, source in ((calibration, own or train), (held_out, evaluation or train)):
+    for kept, source in ((calibration, own), (held_out, evaluation)):
         if sum(map(len, kept)) < LEAST_TOKENS:
+            names = [Path(one.path).name for one in ((source,) if source else train)]
+            verb = "has" if len(names) == 1 else "have"
             raise ExpectedError(
-                f"{Path(source.path).name} has only {sum(map(len, kept))} tokens of use; "
+                f"{' and '.join(names)} {verb} only {sum(map(len, kept))} tokens of use; "
                 f"{LEAST_TOKENS} are the least that a model can be quantized and judged with.",
                 "Name a data file with more text",
             )
@@ -113,7 +114,7 @@ def _read(
     of_any_objective: bool = False,
     held_out_from: str | None = None,
 ) -> list[tuple[int, ...]]:
-    files = find_data(source.path, held_out_from=held_out_from)
+    files = find_data(source.path, held_out_from=held_out_from, split=source.split)
     tally = Tally(name=files.name)
     objective = "" if of_any_objective else source.objective  # empty: the reader accepts any format
     data = DataSpec(

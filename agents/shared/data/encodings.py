@@ -8,6 +8,9 @@ most.
 from __future__ import annotations
 
 import codecs
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from agents.shared.files.folder_files import open_regular
@@ -19,9 +22,34 @@ _MIN_ZEROS = 0.2
 """Share of zero bytes above which a text has two bytes per character."""
 _MAX_RUN_BYTES = 1.6
 """Mean number of neighboring bytes beyond ASCII in languages with a Latin alphabet."""
-_MAX_WORD_BYTES = 3
-"""The same, but a language such as German may have two next to each other."""
 _MAX_CUT_BYTES = 4
+# Letters of whole languages, by which encodings with one byte per character are told apart.
+_SIGNS = "\u201c\u201d\u201e\u2018\u2019\u2013\u2026\xab\xbb\xa0"
+_WESTERN = (
+    "\xe0\xe2\xe7\xe8\xe9\xea\xeb\xee\xef\xf4\xf9\xfb\xfc\u0153",  # French
+    "\xe0\xe8\xe9\xec\xf2\xf9",  # Italian
+    "\xe1\xe9\xed\xf3\xfa\xf1\xfc\xbf\xa1",  # Spanish
+    "\xe0\xe1\xe2\xe3\xe7\xe9\xea\xed\xf3\xf4\xf5\xfa",  # Portuguese
+    "\xe4\xf6\xfc\xdf",  # German
+    "\xe4\xe5\xe6\xe9\xf6\xf8",  # Nordic
+)
+_CENTRAL = (
+    "\u0105\u0107\u0119\u0142\u0144\xf3\u015b\u017a\u017c",  # Polish
+    "\xe1\u010d\u010f\xe9\u011b\xed\u0148\xf3\u0159\u0161\u0165\xfa\u016f\xfd\u017e",  # Czech
+    "\xe1\xe4\u010d\u010f\xe9\xed\u013e\u0148\xf3\xf4\u0161\u0165\xfa\xfd\u017e",  # Slovak
+    "\xe1\xe9\xed\xf3\xf6\u0151\xfa\xfc\u0171",  # Hungarian
+    "\u0103\xe2\xee\u015f\u0163",  # Romanian
+    "\u010d\u0107\u0111\u0161\u017e",  # Croatian
+)
+# The most usual small letters: the other Cyrillic encoding reads them as capitals.
+_CYRILLIC = ("\u0430\u0432\u0435\u0438\u043b\u043d\u043e\u0440\u0441\u0442\u0456",)
+_ALPHABETS = (
+    (("cp1252", _WESTERN), ("cp1250", _CENTRAL), ("iso8859_2", _CENTRAL)),
+    (("cp1251", _CYRILLIC), ("koi8_r", _CYRILLIC)),
+)
+"""Encodings by alphabet, each with the letters of its languages."""
+_ENOUGH = (0.8, 0.5)
+"""Share of these among the characters beyond ASCII that is enough, by alphabet."""
 # Encoding, first bytes of its most usual characters, and the share of these that is enough. The
 # order matters, since texts of one are often valid in the next.
 _USUAL = (
@@ -66,9 +94,26 @@ def guess_encoding(start: bytes) -> str:
         letters = [one.encode(name) for one in text or "" if one > "\x7f"]
         if letters and sum(one[0] in usual for one in letters) >= share * len(letters):
             return name
-    if mean_bytes > _MAX_WORD_BYTES:
-        return "cp1251" if _decodes(start, "cp1251") is not None else ""
-    return next((one for one in ("cp1252", "cp1250") if _decodes(start, one) is not None), "")
+    for alphabet, enough in zip(_ALPHABETS, _ENOUGH, strict=True):
+        shares = {name: _count_letters(start, name, letters) for name, letters in alphabet}
+        best = max(shares, key=lambda name: shares[name])
+        # Lithuanian has single letters, of which many are Cyrillic ones.
+        if shares[best] >= enough and (alphabet is _ALPHABETS[0] or mean_bytes > _MAX_RUN_BYTES):
+            return best
+    return ""
+
+
+def _count_letters(start: bytes, encoding: str, languages: Sequence[str]) -> float:
+    """Return the share of characters beyond ASCII that the best of the languages writes."""
+    text = _decodes(start, encoding) or ""
+    if languages is not _CYRILLIC:
+        text = text.lower()
+    counts = Counter(one for one in text if one > "\x7f")
+    # Greek reads as Cyrillic with capitals within words.
+    if sum(one.islower() and two.isupper() for one, two in pairwise(text)) > counts.total() / 50:
+        return 0.0
+    usual = (sum(counts[one] for one in {*letters, *_SIGNS}) for letters in languages)
+    return max(usual) / max(1, counts.total())
 
 
 def guess_utf16(start: bytes) -> str:
@@ -89,9 +134,10 @@ def _guess_wide(begin: bytes) -> str:
     """Return UTF-16 of a text with few Latin letters, by its line ends and blanks."""
     if _decodes(begin, "utf-8") is not None:
         return ""  # it merely has a zero byte
-    wide = {"utf-16-le": (b"\n\0", b" \0"), "utf-16-be": (b"\0\n", b"\0 ")}
-    found = [name for name, signs in wide.items() if any(sign in begin for sign in signs)]
-    return found[0] if len(found) == 1 and _decodes(begin, found[0]) is not None else ""
+    pairs = Counter(zip(begin[::2], begin[1::2], strict=False))
+    small = sum(pairs[sign, 0] for sign in b"\n "), sum(pairs[0, sign] for sign in b"\n ")
+    name = "utf-16-le" if small[0] > small[1] else "utf-16-be"
+    return name if small[0] != small[1] and _decodes(begin, name) is not None else ""
 
 
 def _decodes(start: bytes, encoding: str) -> str | None:

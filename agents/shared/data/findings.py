@@ -90,11 +90,13 @@ class RowMeanings:
                 if data_format != "text" and name in TOOL_KEYS and not is_empty(value):
                     self._count("tooled", name, _NOTE, place)
                 if data_format != "text" and name not in _NO_MESSAGES:
-                    self._judge_messages(value, keys)
+                    self._judge_messages(value, keys, data_format)
             elif isinstance(name, str) and not is_empty(value):
                 self._add_column(name, value, data_format, row, used, place)
         for (kind, key), consequence in keys.items():
             self._count(kind, f"{MESSAGES}{key}", consequence, place)
+        if "system" in used and _has_other_system(row, used):
+            self._count("other_system", "system", _WARN, place)
         # A pair that its own scores contradict was likely swapped.
         if data_format == "preference":
             self._add_reversed(row, place)
@@ -145,7 +147,9 @@ class RowMeanings:
             _add_verdict(seen, kind, name, value, place)
             seen.is_noted = data_format in ("text", "preference")
 
-    def _judge_messages(self, value: Any, keys: dict[tuple[str, str], Consequence]) -> None:
+    def _judge_messages(
+        self, value: Any, keys: dict[tuple[str, str], Consequence], data_format: str
+    ) -> None:
         """Add the unread keys of messages, each with its gravest consequence."""
         for message in _messages_in(value):
             if not isinstance(message, dict):
@@ -158,12 +162,14 @@ class RowMeanings:
             for inner in content if isinstance(content, list) else ():
                 if isinstance(inner, dict):
                     found = _judge_keys(inner, is_answer=_answers(message))
-                    judged += [one for one in found if one[0] in ("weight", "masked")]
+                    judged += [one for one in found if one[0] in _MARKS]
             if message.get("train_detail"):
                 judged.append(("masked", "train_detail", _NOTE))
             for kind, key, consequence in judged:
                 if key in self._ignored:
                     kind, consequence = "ignored", _NOTE
+                elif kind == "weighted" and data_format == "preference" and _answers(message):
+                    kind, consequence = "weight", "refuse"
                 keys[kind, key] = _graver(consequence, keys.get((kind, key), _NOTE))
 
     def _count(
@@ -228,6 +234,8 @@ class RowMeanings:
 
 
 _NOTE: Consequence = "note"
+_MARKS = ("weight", "masked", "weighted")
+"""Kinds of the marks that a part of a message may have."""
 _WARN: Consequence = "warn"
 
 
@@ -311,6 +319,21 @@ def _messages_in(value: Any) -> Sequence[Any]:
         except (ValueError, RecursionError):
             return ()
     return value if isinstance(value, list) else (value,)
+
+
+def _has_other_system(row: dict[str, Any], used: Iterable[str]) -> bool:
+    """Return whether the messages of a row begin with another system prompt than its own."""
+    given = row["system"]
+    if not isinstance(given, str) or not given.strip():
+        return False
+    for name in used:
+        first = next(iter(_messages_in(row[name])), None) if name not in _NO_MESSAGES else None
+        if isinstance(first, dict):
+            role = str(first.get("role") or first.get("from")).lower()
+            said = first.get("content") or first.get("value")
+            if role in ("system", "developer") and isinstance(said, str):
+                return said.strip() != given.strip()
+    return False
 
 
 def _texts_of(row: dict[str, Any], used: Iterable[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -52,7 +52,10 @@ class ColumnKind:
 _KEEP = "or set data.ignore_columns: [{column}] to train on them anyway"
 _OUT = f"Take these rows out, {_KEEP}"
 _HISTORY = "history histories dialog dialogue dialogues previous prior preceding"
-_WEIGHT = "weight weights mask masks masked loss train trainable training learn learnable"
+_SKIPPED = "ignore ignored skip skipped exclude excluded"
+_WEIGHT = (
+    f"weight weights mask masks masked loss train trainable training learn learnable {_SKIPPED}"
+)
 _CONTEXT = (
     "context contexts passage passages document documents paragraph paragraphs knowledge background"
     " article articles choices options candidates endings premise hypothesis story stories"
@@ -86,6 +89,7 @@ KINDS = (
     ColumnKind("weight", "asks to learn these rows less, or in part, which is not possible", _OUT,
                _words(_WEIGHT), refused_in=(*_ASKED, "text")),
     ColumnKind("masked", "marks messages or parts that are not learned", ""),
+    ColumnKind("weighted", "weighs how much messages or parts are learned", "", otherwise="note"),
     ColumnKind("context", "holds what the question is about, which would be left out",
                f"Set data.columns: [input={{column}}], {_KEEP}",
                _words(_CONTEXT), refused_in=("alpaca", "preference"), otherwise="note"),
@@ -121,6 +125,8 @@ KINDS = (
                "Check which of the two is the better one"),
     ColumnKind("placeholder", "stands in the texts for a picture, sound or video, and is learned "
                "literally", "Take these rows out if they make no sense without it"),
+    ColumnKind("other_system", "is left out in these rows, because their messages have a system "
+               "prompt of their own", "Remove one of the two"),
     ColumnKind("skipped", "is not trained, so these rows are left out",
                "Take these rows out, or write what it says into the text"),
     ColumnKind("template", "is left out, because the model's chat template has no place for it",
@@ -207,11 +213,12 @@ _OPPOSITE = _words(
 """Words of names for which `true` is a verdict against the answer."""
 _FLAGS = _words("true false yes no on off none 0 1 0.0 1.0")
 _FLAG_WEIGHTS = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0, "none": 0}
-_SKIPPING = _words("mask masks masked ignore skip exclude no not")
+_REFUSING = _words(f"{_SKIPPED} no not without")
+_SKIPPING = _REFUSING | _words("mask masks masked")
 """Words of names for which `true` excludes a message from learning."""
 _WEIGHTS = _words("weight weights mask masks masked")
 _OF_ROWS = KIND["weight"].words | _SKIPPING | _words(
-    "is in to do for be should shall use used usable learned on this the row sample sampling"
+    "is in to do for from be should shall use used usable learned on this the row sample sampling"
     " example instance message turn token tokens question prompt answer assistant response"
     " completion output target label labels domain task data dataset importance quality"
     " difficulty enabled compute calculate per lm sft kl ce"
@@ -498,6 +505,8 @@ def judge_key(key: str, value: Any, *, is_answer: bool) -> tuple[str, Consequenc
         mark = read_mark(key, value)
         if mark == 0:
             return "masked", "note"
+        if mark is not None and 0 < mark <= MAX_WEIGHT:
+            return "weighted", "note"
         return "weight", "refuse" if is_answer else "note"
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind in ("verdict", "score"):
@@ -581,10 +590,13 @@ def is_weighted(name: str, value: Any) -> bool:
         return False
     if "loss" in words and not words & _WEIGHTS and text not in _FLAGS:
         return False  # a loss that was measured, not a weight
-    # A message with a `loss_mask` of 1 is learned, a `masked` message is not.
-    if words & _SKIPPING and "loss" not in words:
+    if _is_turned(words):
         return text not in ("false", "0", "0.0", "no", "none")
     return text not in ("true", "1", "1.0", "yes")
+
+
+MAX_WEIGHT = 100
+"""Largest weight of a message or a part."""
 
 
 def read_mark(name: str, value: Any) -> float | None:
@@ -602,8 +614,12 @@ def read_mark(name: str, value: Any) -> float | None:
     if not is_mark or is_measured or text == "nan":
         return None
     weight = float(_FLAG_WEIGHTS.get(text, text))
-    is_turned = bool(words & _SKIPPING) and "loss" not in words
-    return 1 - weight if is_turned else weight
+    return 1 - weight if _is_turned(words) else weight
+
+
+def _is_turned(words: Set[str]) -> bool:
+    # A message with a `loss_mask` of 1 is learned, a `masked` or `no_loss` message is not.
+    return bool(words & (_REFUSING if "loss" in words else _SKIPPING))
 
 
 def find_marker(text: str) -> str:

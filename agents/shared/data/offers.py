@@ -67,6 +67,8 @@ def _offer(row: Any) -> list[str]:
         return []
     if roles := list(_offer_roles(row)):
         return roles
+    if "role" in row or "from" in row:
+        return []  # one turn of a conversation is no row
     turns = [name for name, value in row.items() if _could_be_turns(str(name), value)]
     if len(turns) == 1:
         return [f"messages={turns[0]}"]

@@ -23,6 +23,7 @@ from agents.shared.data.columns import (
     CONVERSATION_KEYS,
     KNOWN_KEYS,
     QUESTION_KEYS,
+    THOUGHT_KEYS,
     TOOL_KEYS,
     find_rows_inside,
     first_of,
@@ -58,6 +59,9 @@ _SAID_KEYS = ("content", "value", "text", "message", "parts", "utterance")
 _NOTHING = frozenset({"", "nan", "none", "null", "<noinput>"})
 """Texts that tables and scripts write for an empty optional column."""
 _OPTIONAL = ("input", "system", "history")
+_WITH_MESSAGES = {*CONVERSATION_KEYS, *QUESTION_KEYS, *ANSWER_KEYS, "chosen", "rejected"}
+_THOUGHT_PARTS = ("thinking", "reasoning", "reasoning_text", "thought")
+"""Types of the parts of a content that are a thought, not an answer."""
 _MIN_KEYED = 2
 _MIN_PROSE_WORDS = 5
 """Number of words from which an unread text might be the one that was meant."""
@@ -92,6 +96,8 @@ class ColumnMapping:
         """
         if isinstance(row, list) and self.columns:
             row = {str(place): value for place, value in enumerate(row)}
+        elif _is_conversation("", row):  # messages without an object around them
+            row = {CONVERSATION_KEYS[0]: row}
         if not isinstance(row, dict):
             return row
         shaped = self._rename(row) if self.columns else dict(row)
@@ -104,6 +110,9 @@ class ColumnMapping:
         _drop_nothing(shaped)
         _find_sides(shaped)
         self._find_messages(shaped)
+        for name in _WITH_MESSAGES & shaped.keys():
+            if isinstance(shaped[name], list):
+                shaped[name] = [_take_out_thought(one) for one in shaped[name]]
         asked = first_of(shaped.keys(), QUESTION_KEYS)
         if "chosen" in shaped and "rejected" in shaped:
             _shape_pair(shaped, asked)
@@ -186,11 +195,37 @@ def _choose(choices: Sequence[Any], labels: Any, key: Any) -> Any:
 
 
 def _drop_nothing(row: dict[Any, Any]) -> None:
-    """Empty the cells for which a table writes NaN or such a text."""
+    """Empty the cells for which a table writes NaN or such a text; write numbers as texts."""
     for key, value in [*row.items()]:
         is_text = isinstance(value, str) and key in _OPTIONAL
         if value != value or (is_text and value.strip().lower() in _NOTHING):
             row[key] = None
+        elif key in _OPTIONAL and isinstance(value, (int, float)) and not isinstance(value, bool):
+            row[key] = str(value)  # else 0 would be taken for an empty one
+    # A table that joins several sets has the columns of all, empty but for those of the row.
+    if any(row.get(key) is not None for key in KNOWN_KEYS - {"system"}):
+        for key in (*CONVERSATION_KEYS, "chosen", "rejected"):
+            if key in row and row[key] is None:
+                del row[key]
+
+
+def _take_out_thought(message: Any) -> Any:
+    """Return a message whose parts that are thoughts stand in a key of their own."""
+    parts = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(parts, list) or not message.keys().isdisjoint(THOUGHT_KEYS):
+        return message
+    thoughts, said = [], []
+    for part in parts:
+        is_thought = isinstance(part, dict) and part.get("type") in _THOUGHT_PARTS
+        texts = [part.get(key) for key in (*THOUGHT_KEYS, "text")] if is_thought else []
+        text = next((one for one in texts if isinstance(one, str)), None)
+        if text is None:
+            said.append(part)
+        else:
+            thoughts.append(text)
+    if not thoughts:
+        return message
+    return {**message, "content": said, THOUGHT_KEYS[0]: "\n\n".join(thoughts)}
 
 
 def _transpose(value: Any) -> Any:
@@ -351,7 +386,8 @@ def explain_reading(given: Mapping[Any, Any], shaped: Mapping[Any, Any], data_fo
     "chat rows, by 'items'"
     """
     used = used_columns(shaped.keys(), data_format) - TOOL_KEYS
-    names = [key for key in given if key in used or key not in shaped]
+    moved = [key for key, value in given.items() if key not in shaped and value is not None]
+    names = [key for key in given if key in used or key in moved]
     others = [
         key
         for key, value in given.items()

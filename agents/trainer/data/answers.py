@@ -24,7 +24,7 @@ from agents.contract.spec import Learn
 from agents.errors import ExpectedError
 from agents.shared.data.columns import THOUGHT_MARKS
 from agents.trainer.data import templates
-from agents.trainer.data.conversations import ConversationTurn, count_same
+from agents.trainer.data.conversations import ConversationTurn, Weighted, count_same
 from agents.trainer.data.thoughts import find_kept, find_thought, name_thought, place_thought
 from agents.trainer.data.tool_calls import ToolError
 from agents.trainer.data.tool_turns import find_left_out, settle_calls, shows_calls
@@ -59,6 +59,8 @@ class RenderedText:
     spans: list[range]
     masked: list[range] = field(default_factory=list)
     """Parts of `spans` that the data excludes; a token that overlaps one is not learned."""
+    weights: list[Weighted] = field(default_factory=list)
+    """Weights of parts of `spans`; later ones replace earlier ones. Other parts have weight 1."""
     notes: frozenset[Note] = frozenset()
     ends_with_answer: bool = False
     """True if an answer that is learned ends the text, so that it has to teach the end."""
@@ -158,7 +160,7 @@ def render_answers(
     for place in learned:
         span = _find_answer(tokenizer, folded, place, text)
         found.spans.append(span)
-        found.masked.extend(_find_masked(folded[place], span, text))
+        found.masked.extend(_place(folded[place], _masked(folded[place]), span, text))
     return found
 
 
@@ -194,7 +196,12 @@ def _render_as_chat(
             notes.add((EMPTY_THOUGHT, next(marks, "<think>")))
             span = range(span.start + num_empty, span.stop)
         found.spans.append(span)
-        found.masked.extend(_find_masked(turns[place], span, text, begin))
+        found.masked.extend(_place(turns[place], _masked(turns[place]), span, text, begin))
+        parts = [part for part, _ in turns[place].weighted]
+        weights = (weight for _, weight in turns[place].weighted)
+        found.weights.extend(
+            zip(_place(turns[place], parts, span, text, begin), weights, strict=True)
+        )
         found.masked.extend(find_kept(turns[place], span, text))
         thought = find_thought(turns[place])
         if thought not in text[max(0, span.start - len(thought) - _MARK_CHARS) : span.stop]:
@@ -204,7 +211,7 @@ def _render_as_chat(
 
 def _learn_everything(found: RenderedText, turns: tuple[ConversationTurn, ...]) -> RenderedText:
     """Return a text of which all is learned that its data does not exclude."""
-    masked, start = list(found.masked), 0
+    masked, weights, start = list(found.masked), list(found.weights), 0
     for turn in turns:
         said = turn.content.strip()
         place = found.text.find(said, start)
@@ -213,7 +220,10 @@ def _learn_everything(found: RenderedText, turns: tuple[ConversationTurn, ...]) 
             continue  # masked where the answer was found
         begin = place - (len(turn.content) - len(turn.content.lstrip()))
         masked += [range(begin + part.start, begin + part.stop) for part in turn.masked]
-    return replace(found, spans=[range(len(found.text))], masked=masked)
+        weights += [
+            (range(begin + part.start, begin + part.stop), weight) for part, weight in turn.weighted
+        ]
+    return replace(found, spans=[range(len(found.text))], masked=masked, weights=weights)
 
 
 def _is_dropped(tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str) -> bool:
@@ -456,6 +466,10 @@ def _find_earlier(
         raise ValueError(_CHANGED)
     if not (start < end and text.startswith(whole[:end])):
         raise ValueError(_CHANGED)
+    if asked is None and (header := _find_header(tokenizer, turns[:place])):
+        # What stands between a chat's header and the answer is learned, too: `<|channel|>final`.
+        shown = before.rfind(header, before.rfind(turns[place - 1].content.strip()))
+        start = start if shown < 0 else shown + len(header)
     alone = _try_render(tokenizer, other[: place + 1], add_generation_prompt=False) or ""
     follower = turns[place + 1].content.strip() if place + 1 < len(turns) else ""
     alone = alone.partition(_OTHER_ANSWER)[2]
@@ -570,20 +584,28 @@ def _answer_otherwise(
     return (*turns[:place], other, *turns[place + 1 :])
 
 
-def _find_masked(
-    turn: ConversationTurn, span: range, text: str, begin: int | None = None
+def _masked(turn: ConversationTurn) -> tuple[range, ...]:
+    """Return the masked parts of an answer; one that is all of it needs no place for others."""
+    whole = [part for part in turn.masked if len(part) == len(turn.content)]
+    return tuple(whole[:1]) or turn.masked
+
+
+def _place(
+    turn: ConversationTurn, parts: Sequence[range], span: range, text: str, begin: int | None = None
 ) -> Iterator[range]:
-    """Yield the parts of an answer's range that its data excludes from learning.
+    """Yield the places in the text of parts of an answer that its data marks.
 
     A mark at either end of the answer includes what the template writes there.
 
     Args:
         turn: the answer.
+        parts: characters of its content.
         span: its range.
         text: the whole text.
         begin: place at which its content would begin, if known.
     """
-    if not turn.masked:
+    if all(len(part) == len(turn.content) for part in parts):
+        yield from (span for _ in parts)
         return
     said = turn.content.strip()
     start = text.find(said, span.start, span.stop)
@@ -592,9 +614,9 @@ def _find_masked(
     if begin is None:
         raise ValueError(
             "the chat template of this model changes the assistant's answer, so the part that is "
-            "not to be learned cannot be located"
+            "masked or weighted cannot be located"
         )
-    for part in turn.masked:
+    for part in parts:
         is_first = not turn.content[: part.start].strip()
         is_all = len(part) == len(turn.content)
         is_last = not turn.content[part.stop :].strip() and (is_all or not turn.calls)
@@ -663,9 +685,23 @@ def fold_system(
             return turns, text
     except ValueError:
         pass
-    first = replace(turns[1], content=f"{turns[0].content}\n\n{turns[1].content}")
-    folded = (first, *turns[2:])
+    folded = (_prepend(turns[0], turns[1]), *turns[2:])
     return folded, _render(tokenizer, folded, add_generation_prompt=False)
+
+
+def _prepend(system: ConversationTurn, asked: ConversationTurn) -> ConversationTurn:
+    """Return a question with the system turn before it; the marks of both keep their places."""
+    before = f"{system.content}\n\n"
+
+    def moved(part: range) -> range:
+        return range(len(before) + part.start, len(before) + part.stop)
+
+    return replace(
+        asked,
+        content=before + asked.content,
+        masked=(*system.masked, *map(moved, asked.masked)),
+        weighted=(*system.weighted, *((moved(part), one) for part, one in asked.weighted)),
+    )
 
 
 def render_turns(tokenizer: Any, turns: tuple[ConversationTurn, ...]) -> str:

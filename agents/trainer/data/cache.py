@@ -47,6 +47,7 @@ _SOURCES = (
     "conversations",
     "examples",
     "files",
+    "frames",
     "packing",
     "parquet_reader",
     "rows",

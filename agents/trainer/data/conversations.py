@@ -3,12 +3,13 @@
 Every supported row becomes one of the three. Instruction rows (Alpaca) become a conversation of one
 question and one answer, so all rows are tokenized in the same way. The conversations of a
 preference pair share a prompt, and only the differing turns are learned. A row that needs an
-unsupported feature (weighted answers) is skipped with a reason.
+unsupported feature is skipped with a reason.
 `agents.shared.data.findings` counts columns that no format reads.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from typing import Any
 from agents.contract.spec import Rendered
 from agents.shared.data import columns
 from agents.shared.data.encodings import NotUtf8
-from agents.shared.data.meaning import read_mark
+from agents.shared.data.meaning import MAX_WEIGHT, read_mark
 from agents.shared.data.rendered import ends_with_answer_begin, find_answers
 from agents.shared.data.reshape import find_turns
 from agents.trainer.data.tool_calls import (
@@ -40,6 +41,10 @@ _RESULT_ROLES = ("function_response", "tool_response", "tool_result", "tool_resu
 _ROLE_NAMES |= dict.fromkeys(_CALLING_ROLES, "assistant") | dict.fromkeys(_RESULT_ROLES, "tool")
 _MIN_SHARED_WORDS = 2
 """Minimum number of words that two answers share for them to be a prompt."""
+_GRAIN = 1 << 24
+"""Weights are multiples of 1 / `_GRAIN`, so that their sums are exact in any order."""
+Weighted = tuple[range, float]
+"""Characters of a text, and the weight with which they are learned."""
 
 
 class _Unsupported(ValueError):
@@ -54,6 +59,10 @@ class ConversationTurn:
     """Other texts of the message for the chat template, such as `reasoning_content`."""
     masked: tuple[range, ...] = field(default=(), compare=False)
     """Characters of `content` that are not learned, as the data marks them."""
+    weighted: tuple[Weighted, ...] = field(default=(), compare=False)
+    """Weights of `content`, of which later ones replace earlier ones; the first is that of all of
+    it. Empty: all have weight 1.
+    """
     learns_thought: bool = field(default=True, compare=False)
     """False if the thought before the answer is only shown."""
     calls: tuple[ToolCall, ...] = ()
@@ -162,6 +171,10 @@ def _read_rendered(
         texts = [text[len(prompt) :] for text in texts]
     elif not (is_certain or ends_with_answer_begin(prompt)):
         return None
+    for name in ("system", "input"):
+        part = value.get(name)
+        if isinstance(part, str) and part.strip() not in prompt:
+            raise ValueError(f"'{name}' is no part of the prompt, which is rendered already")
     if is_pair and texts[0] == texts[1]:
         return "'chosen' and 'rejected' are the same"
     if not all(text.strip() for text in texts):
@@ -207,7 +220,7 @@ def read_row_by_older_rules(number: int, value: Any, data_format: str) -> Conver
 
 def _without_newer(turn: ConversationTurn, data_format: str) -> ConversationTurn:
     extra = () if data_format == "alpaca" else turn.extra
-    return replace(turn, masked=(), tools="", extra=extra)
+    return replace(turn, masked=(), weighted=(), tools="", extra=extra)
 
 
 def _refuse_newer(row: dict[str, Any], data_format: str) -> None:
@@ -349,8 +362,12 @@ def _read_turns(messages: Any, key: str) -> tuple[ConversationTurn, ...]:
         before = turns[-1] if turns else turn
         # ShareGPT writes each of several calls as a turn of its own.
         is_more = turns and not turn.content and before.is_answer and _calls_by_role(message)
-        if is_more and before.masked == turn.masked:
-            turns[-1] = replace(before, calls=before.calls + turn.calls)
+        extra = {**dict(turn.extra), **dict(before.extra)}
+        is_more = is_more and {*turn.extra} <= {*extra.items()}  # two thoughts are two turns
+        marks = (before.masked, before.weighted)
+        if is_more and marks == (turn.masked, turn.weighted):
+            calls = before.calls + turn.calls
+            turns[-1] = replace(before, calls=calls, extra=tuple(extra.items()))
         else:
             turns.append(turn)
     return tuple(turns)
@@ -392,6 +409,8 @@ def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Conversati
         missing = "" if prompt else "there is no 'prompt', and "
         raise ValueError(f"{missing}'chosen' and 'rejected' do not begin alike")
     for name, turns in (("chosen", chosen), ("rejected", rejected)):
+        if any(turn.weighted and turn.is_answer for turn in turns):
+            raise _Unsupported(f"a message of '{name}' has a weight, but pairs have none")
         if not _has_answer(turns[num_shared_turns:]):
             return f"'{name}' is empty"
     return ConversationRow(
@@ -471,7 +490,7 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         )
     role, content = _read_role(place, message), _get_either(message, "content", "value")
     calls = read_calls(place, message) if role == "assistant" else ()
-    masked: list[range] = []
+    marks: list[Weighted] = []
     if role == "tool" and not _has_texts(content):
         content = write_result(content)
     elif content is None and role == "assistant":
@@ -479,18 +498,19 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         refusal = message.get("refusal")
         content = "" if calls else refusal if isinstance(refusal, str) else None
     if isinstance(content, list):
-        content, masked = _join_parts(place, content)
+        content, marks = _join_parts(place, content)
     if not isinstance(content, str):
         raise ValueError(f"message {place} has no text: 'content' is {columns.name_kind(content)}")
     if _calls_by_role(message):
         content, calls = read_called_text(place, content)
-    masked = _find_masked(place, message, content, masked)
+    masked, weighted = _find_marks(place, message, content, marks)
     extra = _find_extra(place, message) if message.keys() - columns.TURN_KEYS else ()
     return ConversationTurn(
         role=role,
         content=_check_text(content, f"message {place}"),
         extra=extra,
         masked=tuple(masked),
+        weighted=tuple(weighted),
         calls=calls,
         tools=read_tools(message),
     )
@@ -504,35 +524,72 @@ def _has_texts(content: Any) -> bool:
     return all(isinstance(part, str) for part in parts)
 
 
-def _find_masked(
-    place: int, message: dict[str, Any], content: str, masked: list[range]
-) -> list[range]:
-    """Return the characters that the message, its parts or its offsets exclude from learning."""
-    if _weigh(place, message) == 0:
-        return [range(len(content))]
+def _find_marks(
+    place: int, message: dict[str, Any], content: str, marks: Sequence[Weighted]
+) -> tuple[list[range], list[Weighted]]:
+    """Return the characters that a message excludes from learning, and the weights of the others.
+
+    Args:
+        place: number of the message, from 1.
+        message: the message.
+        content: its text.
+        marks: weights of its parts.
+
+    Returns:
+        Masked characters, and weights as in `ConversationTurn.weighted`.
+    """
+    whole, inner = _weigh(place, message), list(marks)
+    if whole == 0:
+        return [range(len(content))], []
     # Axolotl's offsets include the last character.
     for detail in message.get("train_detail") or ():
         try:
             first, last = int(detail["begin_offset"]), int(detail["end_offset"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"message {place} has a 'train_detail' without offsets") from error
-        if _weigh(place, detail) == 0:
-            masked.append(range(max(0, first), min(len(content), last + 1)))
-    return masked
+        inner.append((range(max(0, first), min(len(content), last + 1)), _weigh(place, detail)))
+    inner = [one for one in inner if one[1] != 1]
+    masked = [part for part, weight in inner if weight == 0]
+    if all(weight in (0, 1) for weight in (whole, *(weight for _, weight in inner))):
+        return masked, []
+    found: list[Weighted] = [(range(len(content)), _round_weight(place, whole))]
+    if not inner:
+        return [], found
+    weights = [whole] * len(content)
+    for part, weight in inner:
+        for at in range(part.start, min(part.stop, len(content))):
+            weights[at] *= weight
+    start, runs = 0, []
+    for weight, run in itertools.groupby(weights):
+        stop = start + sum(1 for _ in run)
+        if weight:
+            runs.append((range(start, stop), _round_weight(place, weight)))
+        start = stop
+    # A token of two parts has the smaller weight.
+    return masked, found + sorted(runs, key=lambda one: -one[1])
+
+
+def _round_weight(place: int, weight: float) -> float:
+    if weight > MAX_WEIGHT:
+        raise _Unsupported(f"message {place} and its parts have the weight {weight:g} together")
+    return max(1, round(weight * _GRAIN)) / _GRAIN
 
 
 def _weigh(place: int, marked: dict[str, Any]) -> float:
-    """Return the smallest weight that the keys of a message or a part ask for: 0 or 1."""
-    weights = [1.0]
+    """Return the smallest weight that the keys of a message or a part ask for; 1 is no weight."""
+    weights = []
     for key, value in marked.items():
         if isinstance(key, str) and key not in columns.TURN_KEYS:
             mark = read_mark(key, value)
             if mark is None and key == "weight" and holds(value):
                 raise _Unsupported(f"message {place} has the weight {value!r:.40}")
-            weights += [] if mark is None else [mark]
-    weight = min(weights)
-    if weight not in (0, 1):
-        raise _Unsupported(f"message {place} has the weight {weight:g}; only 0 and 1 are trained")
+            weights += [] if mark in (None, 1) else [mark]
+    weight = min(weights, default=1.0)
+    if not 0 <= max(weights, default=1.0) <= MAX_WEIGHT or weight < 0:
+        wrong = next(one for one in weights if not 0 <= one <= MAX_WEIGHT)
+        raise _Unsupported(
+            f"message {place} has the weight {wrong:g}; weights from 0 to {MAX_WEIGHT} are trained"
+        )
     return weight
 
 
@@ -551,9 +608,9 @@ def _get_either(message: dict[str, Any], name: str, other: str) -> Any:
     return message.get(other) if value is None else value
 
 
-def _join_parts(place: int, parts: list[Any]) -> tuple[str, list[range]]:
-    """Return the text of the parts of a message, and its characters that are not learned."""
-    text, masked = "", []
+def _join_parts(place: int, parts: list[Any]) -> tuple[str, list[Weighted]]:
+    """Return the text of the parts of a message, and their weights."""
+    text, marks = "", []
     for part in parts:
         said = _get_either(part, "text", "value") if isinstance(part, dict) else part
         if not isinstance(said, str):
@@ -562,8 +619,8 @@ def _join_parts(place: int, parts: list[Any]) -> tuple[str, list[range]]:
             raise ValueError(
                 f"message {place} has a part without text{named}; only text is trained"
             )
-        if isinstance(part, dict) and _weigh(place, part) == 0:
-            masked.append(range(len(text), len(text) + len(said)))
+        if isinstance(part, dict):
+            marks.append((range(len(text), len(text) + len(said)), _weigh(place, part)))
         # OpenAI's format: the parts of a content are one text.
         text += said
-    return text, masked
+    return text, marks

@@ -29,10 +29,19 @@ class Segment:
     """Token ids (T,)."""
     is_target: npt.NDArray[np.bool_]
     """Mask of the tokens whose prediction counts (T,); never True for the first token."""
+    weights: npt.NDArray[np.float32] | None = None
+    """Weight of each token whose prediction counts (T,), above 0; None: 1."""
 
     @property
     def num_targets(self) -> int:
         return int(self.is_target.sum())
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of its targets."""
+        if self.weights is None:
+            return self.num_targets
+        return float(self.weights[self.is_target].sum(dtype=np.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +72,10 @@ class Examples(Protocol):
         """Number of tokens of each example (N,)."""
 
     @property
-    def weights(self) -> npt.NDArray[np.int32]:
-        """Contribution of each example to a batch's denominator (N,): its targets; 1 for a pair."""
+    def weights(self) -> npt.NDArray[np.int32] | npt.NDArray[np.float64]:
+        """Contribution of each example to a batch's denominator (N,): its targets, or the sum of
+        their weights; 1 for a pair.
+        """
 
     @property
     def parts(self) -> tuple[int, ...]:

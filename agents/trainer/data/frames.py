@@ -79,7 +79,8 @@ class Frames:
         said = turn.content
         if not said or said[0].isspace() or said[-1].isspace():
             return False
-        if turn.extra or turn.masked or turn.calls or turn.tools or not turn.learns_thought:
+        is_marked = turn.masked or turn.weighted or not turn.learns_thought
+        if turn.extra or is_marked or turn.calls or turn.tools:
             return False
         if self._literals is None:
             self._literals = _find_literals(templates.choose(self._tokenizer))

@@ -43,7 +43,7 @@ class JoinedExamples(ExampleSet):
         self.findings = tuple(name_finding(n, f) for n, one in members for f in one.findings)
         self.num_tokens = np.concatenate([examples.num_tokens for examples in sets])
         self.num_targets = np.concatenate([examples.num_targets for examples in sets])
-        self.weights = np.concatenate([examples.weights for examples in sets])
+        self.weights = np.concatenate([examples.weights for examples in sets])  # float64 if any is
         labels = [examples.labels for examples in sets if examples.labels is not None]
         self.labels = np.concatenate(labels) if len(labels) == len(sets) else None
         self.choice = None
@@ -59,7 +59,10 @@ class JoinedExamples(ExampleSet):
         example = self._members[source][1][index - self._starts_at[source]]
         before = self._rows_before[source]
         return Example(
-            tuple(Segment(one.row + before, one.ids, one.is_target) for one in example.segments)
+            tuple(
+                Segment(one.row + before, one.ids, one.is_target, one.weights)
+                for one in example.segments
+            )
         )
 
     def first_rows(self, count: int) -> list[tuple[Segment, ...]]:

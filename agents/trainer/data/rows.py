@@ -293,7 +293,8 @@ class RowReader:
             row = treat_thoughts(self._read_row(number, value, self.format), self._reasoning)
         except ValueError as error:
             if isinstance(error, NotUtf8):
-                self._offer(offer_encoding(self._files.paths[len(self._starts) - 1]), _SAVE)
+                guessed = offer_encoding(self._files.paths[len(self._starts) - 1])
+                self._offer(guessed or "data.encoding to that of the file", _SAVE)
             if not self._num_read and not isinstance(value, ValueError):
                 self._offer(offer_mapping(given), "or rename its columns")
             return Skipped(row=number, reason=str(error), malformed=True)

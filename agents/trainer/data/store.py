@@ -3,8 +3,9 @@
 An entry is a folder of plain arrays. `tokens` holds all ids as int32; a target is stored as its
 bitwise complement, which is negative, so no second array is needed. `starts` (S + 1) and `rows` (S)
 hold the start and the row number of each segment; `order` (S) and `first` (N + 1) the segments of
-each example. `about.json` is written last and the folder is then renamed into place, so an entry
-under its final name is complete.
+each example. Only if rows have weights, `token_weights` holds that of each token, and
+`target_weights` (N) their sum over the targets of each example. `about.json` is written last and
+the folder is then renamed into place, so an entry under its final name is complete.
 """
 
 from __future__ import annotations
@@ -39,8 +40,13 @@ _ARRAYS = {
     "num_tokens": np.int32,
     "num_targets": np.int32,
     "labels": np.float32,
+    "token_weights": np.float32,
+    "target_weights": np.float64,
 }
 _LABELS = "labels"
+_TOKEN_WEIGHTS, _TARGET_WEIGHTS = "token_weights", "target_weights"
+_OPTIONAL = (_LABELS, _TOKEN_WEIGHTS, _TARGET_WEIGHTS)
+_FILLED_AT_ONCE = 1 << 20
 _BUFFER_BYTES = 1 << 20
 
 
@@ -61,7 +67,7 @@ class ExampleSet:
         arrays = {
             name: _map(folder / name, kind, sizes[name])
             for name, kind in _ARRAYS.items()
-            if name in sizes or name != _LABELS
+            if name in sizes or name not in _OPTIONAL
         }
         self.folder = folder
         self.format: str = about["format"]
@@ -84,7 +90,9 @@ class ExampleSet:
         """Rows that were chosen before they were tokenized; None: all of them."""
         self.num_tokens: npt.NDArray[np.int32] = arrays["num_tokens"]
         self.num_targets: npt.NDArray[np.int32] = arrays["num_targets"]
-        self.weights = self.num_targets if weighs_tokens else np.ones_like(self.num_targets)
+        targets = arrays.get(_TARGET_WEIGHTS, self.num_targets)
+        self.weights = targets if weighs_tokens else np.ones_like(self.num_targets)
+        self._token_weights = arrays.get(_TOKEN_WEIGHTS)
         self.labels: npt.NDArray[np.float32] | None = arrays.get(_LABELS)
         """Label of each row (N,); None if the format has no labels."""
         self._tokens, self._starts = arrays["tokens"], arrays["starts"]
@@ -116,9 +124,12 @@ class ExampleSet:
         ]
 
     def _segment(self, place: int) -> Segment:
-        stored = self._tokens[self._starts[place] : self._starts[place + 1]]
+        own = slice(self._starts[place], self._starts[place + 1])
+        stored = self._tokens[own]
         is_target = np.asarray(stored < 0)
-        return Segment(int(self._rows[place]), np.where(is_target, ~stored, stored), is_target)
+        ids = np.where(is_target, ~stored, stored)
+        weights = None if self._token_weights is None else self._token_weights[own]
+        return Segment(int(self._rows[place]), ids, is_target, weights)
 
 
 def _map(path: Path, kind: type, size: int) -> npt.NDArray[Any]:
@@ -141,6 +152,11 @@ class _Column:
         array = np.asarray(values, dtype=self._kind).reshape(-1)
         self._file.write(array.tobytes())
         self.size += len(array)
+
+    def fill(self, value: float, size: int) -> None:
+        """Append `value` until the column has this size."""
+        while self.size < size:
+            self.add(np.full(min(size - self.size, _FILLED_AT_ONCE), value))
 
     def close(self) -> None:
         self._file.flush()
@@ -180,7 +196,7 @@ def _explaining_errors(folder: Path) -> Iterator[None]:
 
 
 def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
-    names = ("tokens", "starts", "rows", "first", "num_targets")
+    names = ("tokens", "starts", "rows", "first", "num_targets", _TARGET_WEIGHTS)
     columns = {name: _Column(folder, name) for name in names}
     columns["starts"].add(0)
     columns["first"].add(0)
@@ -192,6 +208,11 @@ def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
             columns["tokens"].add(np.where(segment.is_target, ~ids, ids))
             columns["starts"].add(columns["tokens"].size)
             columns["rows"].add(segment.row)
+            if segment.weights is not None and _TOKEN_WEIGHTS not in columns:
+                columns[_TOKEN_WEIGHTS] = _Column(folder, _TOKEN_WEIGHTS)
+            if (weights := columns.get(_TOKEN_WEIGHTS)) is not None:
+                weights.fill(1, columns["tokens"].size - len(ids))
+                weights.add(np.ones(len(ids)) if segment.weights is None else segment.weights)
             num_segments += 1
             vocab_size = max(vocab_size, int(ids.max(initial=-1)) + 1)
         columns["first"].add(num_segments)
@@ -200,8 +221,12 @@ def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
                 columns[_LABELS] = _Column(folder, _LABELS)
             columns[_LABELS].add(row.label)
         columns["num_targets"].add(sum(segment.num_targets for segment in row.segments))
+        columns[_TARGET_WEIGHTS].add(sum(segment.weight for segment in row.segments))
     for column in columns.values():
         column.close()
+    if _TOKEN_WEIGHTS not in columns:
+        del columns[_TARGET_WEIGHTS]
+        (folder / _TARGET_WEIGHTS).unlink()
     return {"words": vocab_size, **{name: column.size for name, column in columns.items()}}
 
 
@@ -225,6 +250,11 @@ def _write_examples(
         "num_tokens": num_tokens,
         "num_targets": num_targets,
     }
+    if _TARGET_WEIGHTS in sizes:
+        weights = np.array(_map(folder / _TARGET_WEIGHTS, np.float64, sizes[_TARGET_WEIGHTS]))
+        if capacity is not None:
+            weights = np.add.reduceat(weights[order], first[:-1])
+        made[_TARGET_WEIGHTS] = weights
     made["first"] = np.array(first)
     for name, values in made.items():
         # A new file, since the arrays above are still mapped from the old one.

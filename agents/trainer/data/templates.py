@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from transformers.utils.chat_template_utils import render_jinja_template
-
 from agents.errors import ExpectedError
 from agents.shared.files import bounded_work
 
@@ -73,6 +71,9 @@ def _wants_parts(template: str) -> bool:
 
 
 def _try(template: str, content: Any) -> str:
+    # Imported on use: reading rows without a tokenizer takes no second of imports.
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     messages = [{"role": "user", "content": content}]
     try:
         return str(render_jinja_template([messages], chat_template=template)[0][0])

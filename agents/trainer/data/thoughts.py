@@ -39,10 +39,16 @@ def without_thought(turn: ConversationTurn) -> ConversationTurn:
         content = content.partition(closing)[2] if closing in content else content
     content = content if content == turn.content else content.lstrip()
     cut = len(turn.content) - len(content)
-    moved = (range(max(0, part.start - cut), part.stop - cut) for part in turn.masked)
-    # An answer that is excluded as a whole stays so, even if only its call is left.
-    masked = tuple(part for part in moved if len(part) or (not content and turn.calls))
-    return replace(turn, content=content, extra=extra, masked=masked)
+
+    def moved(part: range) -> range:
+        return range(max(0, part.start - cut), part.stop - cut)
+
+    # An answer that is marked as a whole stays so, even if only its call is left.
+    stays = not content and bool(turn.calls)
+    masked = tuple(part for part in map(moved, turn.masked) if len(part) or stays)
+    weighted = ((moved(part), weight) for part, weight in turn.weighted)
+    kept = tuple(one for one in weighted if len(one[0]) or stays)
+    return replace(turn, content=content, extra=extra, masked=masked, weighted=kept)
 
 
 def treat_thoughts(row: ConversationRow | str, reasoning: Reasoning) -> ConversationRow | str:
@@ -75,7 +81,8 @@ def place_thought(turn: ConversationTurn, template: str) -> ConversationTurn:
     """
     thought = find_thought(turn)
     mark = next((pair for pair in THOUGHT_MARKS if pair[1] in turn.content), None)
-    if not thought or mark is None or mark[1] in template or turn.masked:
+    is_marked = turn.masked or len({weight for _, weight in turn.weighted}) > 1
+    if not thought or mark is None or mark[1] in template or is_marked:
         return turn
     if not any(re.search(rf"\b{key}\b", template) for key in THOUGHT_KEYS):
         return turn

@@ -34,7 +34,7 @@ from agents.trainer.data.answers import (
     TurnEnd,
     fold_system,
 )
-from agents.trainer.data.conversations import ConversationRow, ConversationTurn
+from agents.trainer.data.conversations import ConversationRow, ConversationTurn, Weighted
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.frames import Frames
 from agents.trainer.data.stops import find_bounded_turn_end
@@ -111,6 +111,8 @@ class _Encoded:
     """The text, if it is to be divided."""
     stops: npt.NDArray[np.int64] | None = None
     """Position behind each token in `text` (T,)."""
+    weights: npt.NDArray[np.float32] | None = None
+    """Weight of each token (T,); None: 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,8 @@ def _end_answer(text: _Encoded, end: int) -> _Encoded:
     if len(text.ids) < text.num_tokens:  # the end is cut, but counts
         return replace(text, num_tokens=text.num_tokens + 1)
     ids, is_target = np.append(text.ids, np.int32(end)), np.append(text.is_target, np.True_)
-    return replace(text, ids=ids, is_target=is_target, num_tokens=len(ids))
+    weights = None if text.weights is None else np.append(text.weights, text.weights[-1])
+    return replace(text, ids=ids, is_target=is_target, num_tokens=len(ids), weights=weights)
 
 
 def _without_extra(row: ConversationRow) -> ConversationRow:
@@ -254,7 +257,8 @@ def _read_encoding(one: RenderedText, encoding: Any, *, keeps_text: bool) -> _En
     if keeps_text and one.is_text:
         return _pack(one, ids, encoding.offsets, len(ids), keeps_text=True)
     is_target = _mark_few(encoding, one, len(ids))
-    return _Encoded(np.array(ids, dtype=np.int32), is_target, len(ids))
+    weights = weigh_tokens(encoding.offsets, one.weights) if one.weights else None
+    return _Encoded(np.array(ids, dtype=np.int32), is_target, len(ids), weights=weights)
 
 
 def _mark_few(encoding: Any, one: RenderedText, num_tokens: int) -> npt.NDArray[np.bool_]:
@@ -291,7 +295,8 @@ def _pack(
     is_target = mark_targets(offsets, one.spans, one.masked)
     stops = np.array([stop for _, stop in offsets], dtype=np.int64) if keeps_text else None
     text = one.text if keeps_text else ""
-    return _Encoded(np.array(ids, dtype=np.int32), is_target, num_tokens, text, stops)
+    weights = weigh_tokens(offsets, one.weights) if one.weights else None
+    return _Encoded(np.array(ids, dtype=np.int32), is_target, num_tokens, text, stops, weights)
 
 
 def _call(tokenizer: Any, texts: list[str]) -> list[Any]:
@@ -482,7 +487,15 @@ def find_cut(text: str, stops: npt.NDArray[np.int64], start: int, most: int) -> 
 def _cut(row: int, texts: Sequence[_Encoded], max_tokens: int) -> Tokenized | Skipped:
     longest = max(text.num_tokens for text in texts)
     num_tokens = sum(text.num_tokens for text in texts)
-    cut = tuple(Segment(row, text.ids[:max_tokens], text.is_target[:max_tokens]) for text in texts)
+    cut = tuple(
+        Segment(
+            row,
+            text.ids[:max_tokens],
+            text.is_target[:max_tokens],
+            None if text.weights is None else text.weights[:max_tokens],
+        )
+        for text in texts
+    )
     # In a pair both sides need targets: a side without a target has no log-probability.
     if not all(segment.num_targets for segment in cut):
         left = f"nothing to learn is left within {max_tokens} of its {longest} tokens"
@@ -510,6 +523,17 @@ def mark_targets(
         is_target &= (place_T2[:, 0] >= span.stop) | (place_T2[:, 1] <= span.start)
     is_target[:1] = False  # no token precedes the first one to predict it
     return is_target
+
+
+def weigh_tokens(
+    offsets: Sequence[tuple[int, int]], weights: Sequence[Weighted]
+) -> npt.NDArray[np.float32]:
+    """Return the weight of each token (T,): the last one of `weights` that it overlaps, else 1."""
+    place_T2 = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+    weight_T = np.ones(len(place_T2), dtype=np.float32)
+    for span, weight in weights:
+        weight_T[(place_T2[:, 0] < span.stop) & (place_T2[:, 1] > span.start)] = weight
+    return weight_T
 
 
 def _render_rows(

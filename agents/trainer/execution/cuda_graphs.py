@@ -178,6 +178,7 @@ class GraphReplayer:
             len(batch.segments.bounds),
             tuple(batch.segments.host_extent_2.tolist()),
             len(batch.label_N),
+            batch.weight_N is None,
             None if known is None else tuple(known.shape),
             self._clock.tokens_BT1 is None,
         )
@@ -190,6 +191,7 @@ class GraphReplayer:
             batch.predicted_at_N,
             batch.label_N,
             batch.segment_N,
+            batch.weight_N,
             batch.is_real_S,
             known,
             self._clock.tokens_BT1,

@@ -12,7 +12,7 @@ Shape letters: N targets, C of one chunk, H hidden features, V entries of the vo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,17 +43,19 @@ class Head:
     """Type of the product; the softmax uses at least float32."""
 
     def sum_loss(
-        self, hidden_NH: Tensor, label_N: Tensor, gradient_scale: Tensor | None = None
+        self,
+        hidden_NH: Tensor,
+        label_N: Tensor,
+        gradient_scale: Tensor | None = None,
+        weight_N: Tensor | None = None,
     ) -> Tensor:
-        """Return the sum of the cross-entropies, float64; `NO_LABEL` has none.
+        """Return the sum of the cross-entropies times their weights, float64; `NO_LABEL` has none.
 
         Its gradient contains the factor `gradient_scale`, a scalar: loss scaling in fp16 needs the
         factor before the gradient is rounded, so scaling the returned loss would be too late.
         """
-        wants_gradient = torch.is_grad_enabled()
-        return _SumLoss.apply(
-            hidden_NH, self.weight_VH, self.bias_V, label_N, self, wants_gradient, gradient_scale
-        )
+        wanted = _Wanted(torch.is_grad_enabled(), gradient_scale, weight_N)
+        return _SumLoss.apply(hidden_NH, self.weight_VH, self.bias_V, label_N, self, wanted)
 
     def log_probabilities(self, hidden_NH: Tensor, label_N: Tensor) -> Tensor:
         """Return the log-probability of each label (N,); 0 for `NO_LABEL`."""
@@ -98,11 +100,18 @@ class FullLogitsHead:
 
     @staticmethod
     def sum_loss(
-        logits_NV: Tensor, label_N: Tensor, gradient_scale: Tensor | None = None
+        logits_NV: Tensor,
+        label_N: Tensor,
+        gradient_scale: Tensor | None = None,
+        weight_N: Tensor | None = None,
     ) -> Tensor:
         """Return the sum of the cross-entropies; see `Head.sum_loss`."""
         wide_NV = _widen(logits_NV)
-        loss = F.cross_entropy(wide_NV, label_N, reduction="sum", ignore_index=NO_LABEL)
+        if weight_N is None:
+            loss = F.cross_entropy(wide_NV, label_N, reduction="sum", ignore_index=NO_LABEL)
+        else:
+            loss_N = F.cross_entropy(wide_NV, label_N, reduction="none", ignore_index=NO_LABEL)
+            loss = (loss_N * weight_N).sum()
         if gradient_scale is None:
             return loss
         return _ScaleGradient.apply(loss, gradient_scale)
@@ -191,6 +200,12 @@ class _Wanted:
     gradient: bool
     gradient_scale: Tensor | None
     """Factor of the gradient, a scalar; None for 1."""
+    weight_N: Tensor | None
+    """Weight of each target's loss, float32; None for 1."""
+
+    def of(self, cut: slice) -> _Wanted:
+        """Return what is wanted of a chunk."""
+        return self if self.weight_N is None else replace(self, weight_N=self.weight_N[cut])
 
 
 def _compute_chunk(
@@ -201,12 +216,16 @@ def _compute_chunk(
     logits_CV = head.cap(head.raw(hidden_CH, weight_VH))
     log_sum_C1 = logits_CV.logsumexp(1, keepdim=True)
     loss_C = ((log_sum_C1 - logits_CV.gather(1, label_C1)) * real_C1).squeeze(1)
+    if wanted.weight_N is not None:
+        loss_C = loss_C * wanted.weight_N
     if not wanted.gradient:
         return loss_C, logits_CV
     # Gradient of cross-entropy: softmax minus the one-hot label; zero for padding.
     gradient_CV = torch.exp(logits_CV - log_sum_C1.masked_fill(~real_C1, torch.inf))
     gradient_CV.scatter_add_(1, label_C1, -real_C1.to(gradient_CV.dtype))
     gradient_CV = head.backward_through_cap(gradient_CV, logits_CV)
+    if wanted.weight_N is not None:
+        gradient_CV *= wanted.weight_N[:, None]
     if wanted.gradient_scale is not None:
         gradient_CV *= wanted.gradient_scale
     return loss_C, gradient_CV
@@ -242,24 +261,24 @@ class _SumLoss(torch.autograd.Function):
         bias_V: Tensor | None,
         label_N: Tensor,
         head: Head,
-        wants_gradient: bool,
-        gradient_scale: Tensor | None,
+        wanted: _Wanted,
     ) -> Tensor:
         with torch.autocast(hidden_NH.device.type, enabled=False):
             weight = weight_VH.to(head.dtype)
             gradients = (
-                _Gradients(head, hidden_NH, ctx.needs_input_grad) if wants_gradient else None
+                _Gradients(head, hidden_NH, ctx.needs_input_grad) if wanted.gradient else None
             )
             loss = torch.zeros((), dtype=torch.float64, device=hidden_NH.device)
-            wanted = _Wanted(wants_gradient, gradient_scale)
-            uses_kernel = head.uses_kernel(hidden_NH.device)
+            # The kernel knows no weights.
+            uses_kernel = wanted.weight_N is None and head.uses_kernel(hidden_NH.device)
             take, most = (
                 (_compute_chunk_with_kernel, _KERNEL_VALUES)
                 if uses_kernel
                 else (_compute_chunk, _CHUNK_VALUES)
             )
             for cut in _chunks(len(label_N), len(weight_VH), most):
-                loss_C, gradient_CV = take(head, hidden_NH[cut], weight, label_N[cut], wanted)
+                inputs = (hidden_NH[cut], weight, label_N[cut], wanted.of(cut))
+                loss_C, gradient_CV = take(head, *inputs)
                 loss += loss_C.sum(dtype=torch.float64)
                 if gradients is not None:
                     gradients.add(cut, hidden_NH[cut], gradient_CV)
@@ -270,7 +289,7 @@ class _SumLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         # The node lives as long as the loss and would hold the gradients to the end of the pass.
         gradients, ctx.gradients = ctx.gradients, None
-        return *gradients.scaled(gradient), None, None, None, None
+        return *gradients.scaled(gradient), None, None, None
 
 
 class _LogProbabilities(torch.autograd.Function):

@@ -63,6 +63,8 @@ class MicroBatch:
     """Index of each target's segment."""
     num_segments: int
     """Number of segments: those of the examples, or all of a fixed shape."""
+    weight_N: Tensor | None = None
+    """Weight of each target, float32; None: 1."""
     is_real_S: Tensor | None = None
     """1 for a segment of an example, 0 for padding, float32; None without padding."""
 
@@ -94,6 +96,14 @@ def build_micro_batch(
     label_N = ids_M[place_N]
     segment_N = np.repeat(np.arange(len(lengths)), lengths)[place_N]
     position_M = np.concatenate([np.arange(length, dtype=np.int64) for length in whole])
+    weight_N = None
+    if any(segment.weights is not None for segment in segments):
+        weight_N = np.concatenate(
+            [
+                np.ones(len(one.ids), dtype=np.float32) if one.weights is None else one.weights
+                for one in segments
+            ]
+        )[place_N]
     is_real_S = None
     if shape is not None:
         # Padded targets are predicted at token 0, and their label gives no loss.
@@ -101,6 +111,7 @@ def build_micro_batch(
         place_N = np.pad(place_N, more, constant_values=1)
         label_N = np.pad(label_N, more, constant_values=NO_LABEL)
         segment_N = np.pad(segment_N, more)
+        weight_N = None if weight_N is None else np.pad(weight_N, more)
         is_real_S = (np.arange(len(whole)) < len(lengths)).astype(np.float32)
     return MicroBatch(
         ids_1M=copy_to_device(ids_M[None], device),
@@ -111,6 +122,7 @@ def build_micro_batch(
         label_N=copy_to_device(label_N, device),
         segment_N=copy_to_device(segment_N, device),
         num_segments=len(lengths) if shape is None else len(whole),
+        weight_N=None if weight_N is None else copy_to_device(weight_N, device),
         is_real_S=None if is_real_S is None else copy_to_device(is_real_S, device),
     )
 

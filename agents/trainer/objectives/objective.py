@@ -3,8 +3,8 @@
 Losses are SUMS over a micro-batch, so that sums over micro-batches and ranks add up exactly to the
 sum over the batch; the division by the batch's total weight comes after the all-reduce.
 
-Supervised (SFT): sum over the tokens that count of -log p(token); the weight is their number, so
-the batch's loss is the mean over its tokens.
+Supervised (SFT): sum over the tokens that count of -w log p(token), where w is 1 unless the data
+weighs its messages; the weight is the sum of w, so the batch's loss is the mean over its tokens.
 
 Preference (DPO, Rafailov et al. 2023, arXiv:2305.18290, equation 7): sum over pairs of -log
 sigmoid(beta * (r_chosen - r_rejected)), where r is the log-probability of the answer minus that of

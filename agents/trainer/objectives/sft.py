@@ -12,7 +12,7 @@ from agents.trainer.model.micro_batch import MicroBatch
 
 
 class Supervised:
-    """Sum of the cross-entropies of the tokens that count."""
+    """Sum of the cross-entropies of the tokens that count, each times its weight."""
 
     sums = OBJECTIVES["sft"].sums
 
@@ -28,5 +28,5 @@ class Supervised:
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and the sums; see `Objective`."""
         features = self._forward.features(batch)
-        loss = self._forward.head.sum_loss(features, batch.label_N, gradient_scale)
+        loss = self._forward.head.sum_loss(features, batch.label_N, gradient_scale, batch.weight_N)
         return loss, loss.detach().double().reshape(1)

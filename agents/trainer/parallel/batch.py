@@ -27,11 +27,13 @@ class Batch:
     step: int
     row_numbers: list[int]
     num_tokens: int
-    weight: int
-    """Divisor of the sums: number of tokens with a loss, or of pairs; see `objective`."""
+    weight: float
+    """Divisor of the sums: number of tokens with a loss or sum of their weights, or number of
+    pairs; see `objective`. Exact: its parts add up to it in any order.
+    """
     mine: BatchPart
     my_tokens: int
-    my_weight: int
+    my_weight: float
 
 
 def sample_steps(
@@ -71,7 +73,7 @@ def choose_batch(
     chosen = order_rows(spec, train.parts).choose(step=step, batch=size)
     examples = [train[index] for index in chosen]
     lengths = [int(train.num_tokens[index]) for index in chosen]
-    weights = [int(train.weights[index]) for index in chosen]
+    weights = [train.weights[index].item() for index in chosen]
     mine = split_batch(lengths, shares)[rank]
     return Batch(
         step=step,

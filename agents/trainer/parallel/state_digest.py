@@ -48,7 +48,8 @@ def _digest_one(tensor: Tensor) -> Tensor:
     for first in range(0, num_whole, step):
         last = min(first + step, num_whole)
         # Products and sums wrap modulo 2^64: torch guarantees it for integers on all devices.
-        rows_RB = whole_RB[first:last].to(torch.int64)
+        # A copy in any case: the rows of float64 are those of the state itself.
+        rows_RB = whole_RB[first:last].to(torch.int64, copy=True)
         sum_R[first:last] = rows_RB.mul_(factor_B).sum(dim=1)
     rest_B = flat_N[num_whole * _ROW :].to(torch.int64)
     if rest_B.numel():

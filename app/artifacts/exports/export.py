@@ -20,6 +20,7 @@ from agents.contract.requests.environment import PackagesBuild
 from agents.contract.requests.exports import MakeJob, MergeJob, Origin, TextSource
 from agents.contract.requests.node import ReadFacts
 from agents.contract.requests.runs import DeleteArtifact
+from agents.contract.spec import DataSpec, RunSpec
 from app.artifacts.estimates.forecast import describe_forecast
 from app.artifacts.estimates.learning import maker_of
 from app.artifacts.estimates.plan import ExportPlan, describe_place
@@ -213,18 +214,15 @@ async def _quantize(
     tell = _in_phase(work.progress, "prepare")
     agent = services.pool.agent(node)
     packages = await bring_packages(agent, work.python, request.to, tell, request.engine)
-    # Of several sources the first one calibrates.
-    data = work.run.spec.data.for_source(work.run.spec.data.list_sources()[0])
-    train = TextSource(
-        path=await send(services, node, inputs.train, tell, "the training data"),
-        format=data.format,
-        objective=work.run.spec.objective,
-        columns=data.columns,
-        encoding=data.encoding,
-    )
+    spec = work.run.spec
+    train = []
+    for source, found in zip(spec.data.list_sources(), (inputs.train, *inputs.more), strict=True):
+        path = await send(services, node, found, tell, "the training data")
+        train.append(_describe_texts(spec, spec.data.for_source(source), path, source.split))
     evaluation = None
     if inputs.eval is not None:
-        evaluation = replace(train, path=await send(services, node, inputs.eval))
+        path = await send(services, node, inputs.eval)
+        evaluation = _describe_texts(spec, spec.data, path)
     calibration = None
     if work.own is not None:  # in any format, which the node recognizes
         calibration = TextSource(path=await send(services, node, work.own))
@@ -235,7 +233,8 @@ async def _quantize(
         method=cast(Method, request.to),
         destination=work.folder(name),
         origin=origin,
-        train=train,
+        train=train[0],
+        more=tuple(train[1:]),
         evaluation=evaluation,
         calibration=calibration,
         types=request.types,
@@ -245,6 +244,19 @@ async def _quantize(
     )
     tell(f"making {' and '.join(request.types) or request.to} on {node}")
     return (await agent.ask(job, work.progress)).path
+
+
+def _describe_texts(
+    spec: RunSpec, data: DataSpec, path: str, split: str | None = None
+) -> TextSource:
+    return TextSource(
+        path=path,
+        format=data.format,
+        objective=spec.objective,
+        columns=data.columns,
+        encoding=data.encoding,
+        split=split,
+    )
 
 
 async def _expect_device(services: Services, node: str, planned: ExportDevice) -> ExportDevice:

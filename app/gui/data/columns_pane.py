@@ -12,7 +12,7 @@ from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import ElidedLabel, make_label, make_scroll_area
 from app.presentation.rows_text import COLUMN_WORDS
 
-AS_NAMED = "As it is named"
+AS_NAMED = "Automatic"
 
 
 class ColumnsPane(QWidget):

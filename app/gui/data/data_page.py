@@ -6,15 +6,13 @@ a hidden page asks for nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import (
-    QFileDialog,
     QHBoxLayout,
-    QLineEdit,
     QSplitter,
     QStackedWidget,
     QTabWidget,
@@ -26,16 +24,20 @@ from agents.contract.requests.rows import DataFigures, RowBrief, RowList
 from agents.contract.spec import DataSpec, RunSpec
 from app.core.data import ListDataRows, ReadDataFigures, ShowDataRow
 from app.data.browser import DataSource
-from app.errors import RacklessError
+from app.errors import RacklessError, UserError
 from app.gui.data.columns_pane import ColumnsPane
 from app.gui.data.numbers_pane import NumbersPane
 from app.gui.data.row_pane import RowPane
 from app.gui.data.rows_pane import ROWS_PER_PAGE, RowsPane
+from app.gui.data.source_bar import SourceBar
 from app.gui.kit.banner import Banner
 from app.gui.kit.empty import EmptyState
-from app.gui.kit.primitives import Button, make_label, set_page_margins, set_tooltip
+from app.gui.kit.inputs import ChoiceBox
+from app.gui.kit.primitives import Button, ElidedLabel, make_label, set_page_margins, set_tooltip
+from app.gui.new_run.data_offer import show_offer
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
+from app.planning.advice.changes import apply_change
 from app.presentation.rows_text import sum_up
 
 REFRESH_MS = 500
@@ -54,11 +56,12 @@ class DataPage(QWidget):
         self._figures = DataFigures()
         self._ops: dict[str, Op] = {}
         self.banner = Banner(context.theme)
-        self.data = self._make_line("Data", "File, folder, or data set of the hub in the cache")
-        self.model = self._make_line(
-            "Model", "Folder of a model, whose tokenizer counts (optional)"
-        )
-        self.summary = make_label("", "muted")
+        self.bar = SourceBar(context.theme)
+        self.sources = ChoiceBox()
+        self.sources.setAccessibleName("Source")
+        set_tooltip(self.sources, "Source of the run whose rows are shown")
+        self.sources.setMinimumContentsLength(18)
+        self.summary = ElidedLabel("", "muted")
         self.use = Button(
             context.theme,
             "Use in a new run",
@@ -79,32 +82,14 @@ class DataPage(QWidget):
 
     # ------------------------------------------------------------ layout
 
-    def _make_line(self, name: str, hint: str) -> QLineEdit:
-        line = QLineEdit()
-        line.setPlaceholderText(hint)
-        line.setAccessibleName(name)
-        set_tooltip(line, hint)
-        return line
-
     def _lay_out(self) -> None:
         theme = self._context.theme
         head = QHBoxLayout()
         head.setSpacing(12)
         head.addWidget(make_label("Data", "title"))
+        head.addWidget(self.sources)
         head.addWidget(self.summary, 1)
         head.addWidget(self.use)
-        source = QHBoxLayout()
-        source.setSpacing(8)
-        source.addWidget(self.data, 3)
-        source.addWidget(Button(theme, "File\u2026", self._choose_file, tip="Choose a data file"))
-        source.addWidget(
-            Button(theme, "Folder\u2026", self._choose_folder, tip="Choose a data folder")
-        )
-        source.addWidget(self.model, 2)
-        source.addWidget(
-            Button(theme, "Model\u2026", self._choose_model, tip="Choose a model folder")
-        )
-        source.addWidget(Button(theme, "Open", self._open_typed, icon="search"))
         self.stack.addWidget(
             EmptyState(
                 theme,
@@ -113,8 +98,8 @@ class DataPage(QWidget):
                 "See every row as a model learns it, find rows that are left out, cut or repeated, "
                 "and choose what each column means.",
                 (
-                    Button(theme, "Choose a file\u2026", self._choose_file, role="primary"),
-                    Button(theme, "Choose a folder\u2026", self._choose_folder),
+                    Button(theme, "Choose a file\u2026", self.bar.choose_file, role="primary"),
+                    Button(theme, "Choose a folder\u2026", self.bar.choose_folder),
                 ),
             )
         )
@@ -122,26 +107,27 @@ class DataPage(QWidget):
         column = QVBoxLayout(self)
         set_page_margins(column, self)
         column.addLayout(head)
-        column.addLayout(source)
+        column.addWidget(self.bar)
         column.addWidget(self.banner)
         column.addWidget(self.stack, 1)
 
     def _make_split(self) -> QSplitter:
         self.tabs = QTabWidget()
+        self.tabs.tabBar().setAccessibleName("Details")
         self.tabs.addTab(self.row, "Row")
         self.tabs.addTab(self.numbers, "All rows")
         self.tabs.addTab(self.columns, "Columns")
         split = QSplitter(Qt.Orientation.Horizontal)
         split.addWidget(self.list)
         split.addWidget(self.tabs)
-        split.setSizes([640, 520])
+        split.setSizes([680, 460])
         split.setChildrenCollapsible(False)
         split.setHandleWidth(16)
         return split
 
     def _connect(self) -> None:
-        self.data.returnPressed.connect(self._open_typed)
-        self.model.returnPressed.connect(self._open_typed)
+        self.bar.wanted.connect(self._open)
+        self.sources.activated.connect(lambda place: self._show(self.sources.itemData(place)))
         self.list.wanted.connect(self._ask_rows)
         self.list.row_chosen.connect(self._show_row)
         self.columns.chosen.connect(self._map_columns)
@@ -150,49 +136,33 @@ class DataPage(QWidget):
     # ------------------------------------------------------------ source
 
     def open_source(self, spec: RunSpec) -> None:
-        """Look through the training data of a run."""
-        self.data.setText(spec.data.train)
-        self.model.setText("" if spec.model == _UNUSED_MODEL else spec.model)
-        self._source = DataSource(spec=spec)
+        """Look through the data of a run, its first source first."""
+        self._show(DataSource(spec=spec))
+
+    def _show(self, source: DataSource) -> None:
+        model = source.spec.model
+        self.bar.show_names(source.name, "" if model == _UNUSED_MODEL else model)
+        self._source = source
         self._figures = DataFigures()
         self.banner.hide()
         self._show_source()
         self._ask_rows()
 
-    def _open_typed(self) -> None:
-        name = self.data.text().strip()
+    def _open(self, name: str, model: str) -> None:
         if not name:
             self.banner.show_message("warning", "Choose a file or a folder with data first.")
             return
-        model = self.model.text().strip() or _UNUSED_MODEL
+        model = model or _UNUSED_MODEL
         data = DataSpec(train=name)
-        known = self._source.spec if self._source is not None else RunSpec(model=model, data=data)
-        # Another model keeps the meanings of the columns; other data has other columns.
-        kept = known.data if known.data.train == name else data
-        self.open_source(replace(known, model=model, data=kept))
-
-    def _choose_file(self) -> None:
-        chosen, _ = QFileDialog.getOpenFileName(self, "Data file")
-        self._take_chosen(self.data, chosen)
-
-    def _choose_folder(self) -> None:
-        self._take_chosen(self.data, QFileDialog.getExistingDirectory(self, "Data folder"))
-
-    def _choose_model(self) -> None:
-        self._take_chosen(self.model, QFileDialog.getExistingDirectory(self, "Model folder"))
-
-    def _take_chosen(self, line: QLineEdit, chosen: str) -> None:
-        if chosen:
-            line.setText(chosen)
-            if self.data.text():
-                self._open_typed()
+        known = self._source or DataSource(spec=RunSpec(model=model, data=data))
+        if known.name != name:  # its columns are others
+            known = DataSource(spec=replace(known.spec, data=data))
+        spec = replace(known.spec, model=model)
+        self._show(replace(known, spec=spec, num_opened=known.num_opened + 1))
 
     def _map_columns(self, entries: list[str]) -> None:
-        if self._source is None:
-            return
-        spec = self._source.spec
-        data = replace(spec.data, columns=tuple(entries), format="auto")
-        self.open_source(replace(spec, data=data))
+        if self._source is not None:
+            self._show(self._source.map_columns(entries))
 
     def _use(self) -> None:
         if self._source is not None:
@@ -228,8 +198,10 @@ class DataPage(QWidget):
             ),
         )
 
-    def _show_row(self, chosen: RowBrief) -> None:
-        if self._source is None:
+    def _show_row(self, chosen: RowBrief | None) -> None:
+        if self._source is None or chosen is None:
+            self._forget_op("row")
+            self.row.show_row(None)
             return
         self._replace_op(
             "row",
@@ -240,10 +212,13 @@ class DataPage(QWidget):
 
     def _replace_op(self, name: str, op: Op) -> None:
         """Only the newest answer of each kind counts."""
+        self._forget_op(name)
+        self._ops[name] = op
+
+    def _forget_op(self, name: str) -> None:
         if (old := self._ops.get(name)) is not None and not old.is_done:
             # Not cancelled: that would end the process which answers in order.
             old.callbacks.success = None
-        self._ops[name] = op
 
     def _take_rows(self, found: RowList) -> None:
         self.list.show_list(found)
@@ -255,6 +230,8 @@ class DataPage(QWidget):
         if found.problem:
             self.banner.show_message("warning", "Not all rows could be read", found.problem)
             return
+        if found.has_nothing and found.offer:
+            self._fail(UserError("No row can be read by the names of its columns", found.offer))
         # Rows get their numbers and states while all are read; a search looks further.
         if old != found or not self.list.is_whole:
             self._ask_rows()
@@ -262,7 +239,15 @@ class DataPage(QWidget):
             self._refresh.start()
 
     def _fail(self, error: RacklessError) -> None:
-        self.banner.show_error(error)
+        source = self._source
+        if source is None or not show_offer(self.banner, error, source.spec.data, self._take_offer):
+            self.banner.show_error(error)
+        if source is not None and not self._figures.num_rows:
+            self.summary.setText(source.source.name)
+
+    def _take_offer(self, change: Mapping[str, object]) -> None:
+        if self._source is not None:
+            self._show(replace(self._source, spec=apply_change(self._source.spec, change)))
 
     # ------------------------------------------------------------ what is shown
 
@@ -270,6 +255,13 @@ class DataPage(QWidget):
         has_source = self._source is not None
         self.stack.setCurrentIndex(int(has_source))
         self.use.setEnabled(has_source)
+        others = self._source.list_others() if self._source is not None else ()
+        self.sources.clear()
+        for other in others:
+            words = "Evaluation: " if other.part == "eval" else ""
+            self.sources.addItem(f"{words}{other.source.name}", other)
+        self.sources.setCurrentIndex(others.index(self._source) if self._source else -1)
+        self.sources.setVisible(len(others) > 1)
         self.list.clear()
         self.row.show_row(None)
         self._show_figures()
@@ -278,11 +270,12 @@ class DataPage(QWidget):
         if self._source is None:
             self.summary.setText("")
             return
-        spec, found = self._source.spec, self._figures
-        self.summary.setText(f"{Path(spec.data.train).name} \u00b7 {sum_up(found)}")
-        self.numbers.show_figures(found, spec.sequence_tokens)
+        source, found = self._source, self._figures
+        name = f"{source.source.name} \u00b7 " if self.sources.count() < 2 else ""
+        self.summary.setText(f"{name}{sum_up(found)}")
+        self.numbers.show_figures(found, source.spec.sequence_tokens)
         if found.columns:
-            self.columns.show_columns(found.columns, spec.data.columns)
+            self.columns.show_columns(found.columns, source.columns)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

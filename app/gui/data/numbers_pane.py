@@ -28,7 +28,7 @@ class NumbersPane(QWidget):
         column.setContentsMargins(0, 12, 12, 12)
         column.setSpacing(12)
         column.addLayout(self.facts)
-        column.addWidget(make_label("Rows by length, in tokens up to", "subheading"))
+        column.addWidget(make_label("Rows with up to this many tokens", "subheading"))
         column.addWidget(self.histogram)
         column.addWidget(self._reasons_title)
         column.addLayout(self.reasons)

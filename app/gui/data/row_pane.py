@@ -29,6 +29,7 @@ class RowPane(QWidget):
         self.raw = Reader()
         self.raw.setAccessibleName("Row as written")
         self.tabs = QTabWidget()
+        self.tabs.tabBar().setAccessibleName("Form of the row")
         self.tabs.addTab(self.learned, "As learned")
         self.tabs.addTab(self.raw, "As written")
         column = QVBoxLayout(self)

@@ -15,6 +15,7 @@ from app.gui.tables.view import TableView
 from app.presentation.rows_text import FILTERS
 
 ROWS_PER_PAGE = 200
+_NUMBER_PX = 130
 SEARCH_MS = 300
 """Pause in typing before a search, in milliseconds."""
 
@@ -23,11 +24,12 @@ class RowsPane(QWidget):
     wanted = Signal()
     """Other rows are wanted: those from `start` on that `which` and `text` name."""
     row_chosen = Signal(object)
-    """The chosen row, a RowBrief."""
+    """The chosen row, a RowBrief; None: there is none to choose."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._list = RowList(rows=(), num_rows=0, is_whole=True)
+        self._is_filling = False
         self.start = 0
         """Number of rows before the first one of the page."""
         self.filter = ChoiceBox()
@@ -44,6 +46,7 @@ class RowsPane(QWidget):
         self.place = make_label("", "caption")
         self.go_to = NumberBox(minimum=1, maximum=2**31 - 1)
         self.go_to.setAccessibleName("First row to list")
+        self.go_to.setMaximumWidth(_NUMBER_PX)
         set_tooltip(self.go_to, "First row to list")
         self.earlier = IconButton(theme, "up", "Earlier rows", lambda: self._step(-1))
         self.later = IconButton(theme, "down", "Later rows", lambda: self._step(1))
@@ -81,20 +84,28 @@ class RowsPane(QWidget):
         for box in (self.filter, self.search):
             box.blockSignals(False)
         self._typing.stop()
-        self.rows.reset([])
+        self._fill(RowList(rows=(), num_rows=0, is_whole=False))
+        self.place.setText("")
+        self.table.say_when_empty("")
 
     def show_list(self, found: RowList) -> None:
         """Show rows; those that are still listed keep selection and scroll position."""
-        self._list = found
         chosen = self.table.selected()
-        if [row.place for row in found.rows] != [row.place for row in self.rows.rows()]:
-            self.rows.reset([])
-        self.rows.reset(found.rows)
+        self._fill(found)
         if chosen is not None and self.rows.place_of(chosen.place) is not None:
             if self.table.selected() is None:
                 self.table.select(chosen.place)
         elif found.rows:
             self.table.select(found.rows[0].place)
+        else:
+            self.row_chosen.emit(None)
+
+    def _fill(self, found: RowList) -> None:
+        self._list, self._is_filling = found, True
+        if [row.place for row in found.rows] != [row.place for row in self.rows.rows()]:
+            self.rows.reset([])
+        self.rows.reset(found.rows)
+        self._is_filling = False
         has_files = any(row.file for row in found.rows)
         self.table.setColumnHidden(len(self.rows.columns) - 1, not has_files)
         self._show_place()
@@ -127,7 +138,8 @@ class RowsPane(QWidget):
 
     def _choose(self) -> None:
         chosen = self.table.selected()
-        if chosen is not None:
+        # Rows that leave the table move the selection to their neighbors.
+        if chosen is not None and not self._is_filling:
             self.row_chosen.emit(chosen)
 
     def _show_place(self) -> None:

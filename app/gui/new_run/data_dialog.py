@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
@@ -12,9 +14,11 @@ from app.core.runs import ListCaveats
 from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import Button, make_label
+from app.gui.new_run.data_offer import show_offer
 from app.gui.new_run.data_view import DataView
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
+from app.planning.advice.changes import apply_change
 
 
 class DataDialog(QDialog):
@@ -26,17 +30,21 @@ class DataDialog(QDialog):
 
     rows_wanted = Signal()
     """The user wants to look through all rows."""
+    advised = Signal(object)
+    """Settings by which the data can be read, by dotted key of the run file."""
 
     def __init__(
         self, context: Context, parent: QWidget, spec: RunSpec, planned: RunSpec | None = None
     ) -> None:
         super().__init__(parent)
-        self._context, self._spec = context, spec
+        self._context = context
+        self.spec = spec
+        """Run whose data is shown."""
         self._op: Op | None = None
         self.setWindowTitle("Data preview")
         self.resize(720, 600)
         self.banner = Banner(context.theme)
-        self.view = DataView(context.theme)
+        self.view = DataView(context.theme, "The first rows appear here once they are read.")
         self.count_all = Button(
             context.theme,
             "Read all rows",
@@ -75,7 +83,7 @@ class DataDialog(QDialog):
         what = "Reading all rows" if whole else "Reading the first rows"
         self.banner.show_message("busy", what)
         self._op = self._context.bridge.do(
-            PreviewData(spec=self._spec, whole=whole),
+            PreviewData(spec=self.spec, whole=whole),
             success=self._show,
             failure=self._fail,
             progress=lambda text: self.banner.show_message("busy", what, str(text)),
@@ -88,8 +96,14 @@ class DataDialog(QDialog):
         self.count_all.setEnabled(not found.whole)
 
     def _fail(self, error: RacklessError) -> None:
-        self.banner.show_error(error)
+        if not show_offer(self.banner, error, self.spec.data, self._take_offer):
+            self.banner.show_error(error)
         self.count_all.setEnabled(True)
+
+    def _take_offer(self, change: Mapping[str, object]) -> None:
+        self.advised.emit(change)
+        self.spec = apply_change(self.spec, change)
+        self._look(whole=False)
 
     def _leave(self) -> None:
         self.accept()

@@ -14,6 +14,7 @@ from app.gui.kit.theme import Theme, ThemeColors
 from app.planning.candidate import Caveats
 from app.presentation.data_text import describe_data, spell_out, title_of
 from app.presentation.model_text import describe_caveats
+from app.text import capitalize
 
 _LEARNED = '<span style="background-color:{};font-weight:600">'
 # Not by colour alone, for colour-blind users: learned text is bold as well.
@@ -25,7 +26,7 @@ _NOTHING = "A preview appears here once the first rank has read the data."
 def data_html(found: DataPreview, palette: ThemeColors, caveats: Caveats | None = None) -> str:
     """Return a data preview in the HTML subset that Qt's text widgets support."""
     facts = "".join(
-        f'<tr><td style="color:{palette.muted};padding-right:16px">{caption}</td>'
+        f'<tr><td style="color:{palette.muted};padding-right:16px">{capitalize(caption)}</td>'
         f"<td>{escape(text)}</td></tr>"
         for caption, text in describe_data(found)
     )
@@ -64,9 +65,10 @@ def _caveats_html(caveats: Caveats | None) -> str:
 class DataView(Reader):
     """Shows a data preview, or a placeholder until `show_data` is called."""
 
-    def __init__(self, theme: Theme) -> None:
+    def __init__(self, theme: Theme, nothing: str = _NOTHING) -> None:
         super().__init__()
         self._theme = theme
+        self._nothing = nothing
         self._found: DataPreview | None = None
         self._caveats: Caveats | None = None
         self.setAccessibleName("Data preview")
@@ -89,6 +91,6 @@ class DataView(Reader):
 
     def _draw(self) -> None:
         if self._found is None:
-            self.setPlainText(_NOTHING)
+            self.setPlainText(self._nothing)
         else:
             self.setHtml(data_html(self._found, self._theme.palette, self._caveats))

@@ -10,9 +10,11 @@ from PySide6.QtCore import QObject, QTimer
 from agents.contract.spec import RunSpec
 from app.core.library import CountLeftOut
 from app.errors import RacklessError
-from app.gui.new_run.plan_notes import Notes
+from app.gui.new_run.outlook import LOST, UNUSABLE, Outlook
 from app.gui.session.bridge import Bridge, Op
+from app.planning.candidate import Advice
 from app.presentation.left_out_text import ON_A_NODE, say_count
+from app.presentation.offer_text import find_offer
 from app.text import capitalize
 
 if TYPE_CHECKING:
@@ -25,9 +27,9 @@ REST_MS = 800
 class LiveCount(QObject):
     """Counts for the newest answers only: another answer ends the count under way."""
 
-    def __init__(self, bridge: Bridge, grave: Notes, calm: Notes) -> None:
-        super().__init__(grave)
-        self._bridge, self._grave, self._calm = bridge, grave, calm
+    def __init__(self, bridge: Bridge, outlook: Outlook) -> None:
+        super().__init__(outlook)
+        self._bridge, self._outlook = bridge, outlook
         self._wanted: RunSpec | None = None
         self._op: Op | None = None
         self._rest = QTimer(self, singleShot=True)
@@ -73,8 +75,16 @@ class LiveCount(QObject):
 
     def _fail(self, error: RacklessError) -> None:
         # The form marks data that is missing; other faults stand here before a start.
-        self._show((f"{capitalize(str(error)).rstrip('.')}.",), ())
+        offer = find_offer(error, self._wanted.data) if self._wanted is not None else None
+        offers = (Advice(text=offer.text, change=offer.change),) if offer is not None else ()
+        # Not capitalized: it may begin with a file's name.
+        self._show((f"{str(error).rstrip('.')}.",), (), offers)
+        self._outlook.left_out.rename(UNUSABLE)
 
-    def _show(self, grave: Sequence[str], calm: Sequence[str]) -> None:
-        self._grave.show_notes(grave)
-        self._calm.show_notes(calm)
+    def _show(
+        self, grave: Sequence[str], calm: Sequence[str], offers: Sequence[Advice] = ()
+    ) -> None:
+        self._outlook.left_out.rename(LOST)
+        self._outlook.left_out.show_notes(grave)
+        self._outlook.counted.show_notes(calm)
+        self._outlook.offers.show_advice(offers)

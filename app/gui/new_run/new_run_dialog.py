@@ -99,7 +99,7 @@ class NewRunDialog(QDialog):
         self.banner = Banner(context.theme)
         self.outlook = Outlook(context.theme, self.preview_data)
         self._plan = LivePlan(context.bridge, self.outlook.plan)
-        self._count = LiveCount(context.bridge, self.outlook.left_out, self.outlook.counted)
+        self._count = LiveCount(context.bridge, self.outlook)
         self._paths = PathChecker(context.bridge, self)
         self._paths.checked.connect(self._review)
         self.start = Button(context.theme, "Start", self._start, icon="resume", role="primary")
@@ -136,7 +136,8 @@ class NewRunDialog(QDialog):
         self.form.nodes_offered.connect(self._take_nodes)
         self.form.start_from.chosen.connect(self._take_recipe)
         self.form.start_from.delete_asked.connect(self._delete_recipe)
-        self.outlook.plan.advised.connect(self._take_advice)
+        for advised in (self.outlook.plan.advised, self.outlook.advised, self.starter.advised):
+            advised.connect(self._take_advice)
         context.bridge.do(ListRecipes(), self.form.start_from.add_recipes, self.banner.show_error)
         self.form.begin()
 
@@ -267,7 +268,8 @@ class NewRunDialog(QDialog):
             dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
             # The preview has counted the rows, so the plan now knows its number of steps.
             dialog.finished.connect(self._plan.again)
-            dialog.rows_wanted.connect(lambda: self._leave_for_rows(spec))
+            dialog.rows_wanted.connect(lambda: self._leave_for_rows(dialog.spec))
+            dialog.advised.connect(self._take_advice)
             dialog.open()
 
     def _leave_for_rows(self, spec: RunSpec) -> None:

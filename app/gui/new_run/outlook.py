@@ -4,29 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from app.gui.kit.primitives import Button, make_label, make_separator
 from app.gui.kit.theme import Theme
-from app.gui.new_run.plan_notes import Notes
+from app.gui.new_run.plan_notes import AdviceLines, Notes
 from app.gui.new_run.plan_view import PlanView
 
 WIDTH_PX = 360
+LOST, UNUSABLE = "Rows that would be lost", "The data cannot be used yet"
+"""Titles of the notes about the data."""
 
 
 class Outlook(QFrame):
     """Shows what starting the run would do."""
+
+    advised = Signal(object)
+    """The user takes an offer about the data: new values by dotted key of the run file."""
 
     def __init__(self, theme: Theme, look: Callable[[], object]) -> None:
         super().__init__()
         self.setObjectName("panel")
         self.setFixedWidth(WIDTH_PX)
         self.plan = PlanView(theme)
-        self.left_out = Notes("Rows that would be lost", role="problem")
+        self.left_out = Notes(LOST, role="problem")
         self.counted = Notes("Rows")
         for notes in (self.left_out, self.counted):
             notes.show_notes(())
+        self.offers = AdviceLines(theme, self.advised.emit)
+        self.left_out.add(self.offers)
         self._values: dict[str, QLabel] = {}
         self._rows = QVBoxLayout()
         self._rows.setSpacing(12)

@@ -68,7 +68,12 @@ class Notes(QWidget):
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(4)
-        self._column.addWidget(make_label(title, "subheading"))
+        self._title = make_label(title, "subheading")
+        self._column.addWidget(self._title)
+
+    def rename(self, title: str) -> None:
+        """Replace the title."""
+        self._title.setText(title)
 
     def add(self, widget: QWidget) -> None:
         """Add a widget that stays below the notes."""

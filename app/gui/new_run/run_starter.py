@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +13,7 @@ from app.errors import LeftOutRows, RacklessError
 from app.events import RunSnapshot
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import Button
+from app.gui.new_run.data_offer import show_offer
 from app.gui.session.banner_task import show_error_while
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
@@ -29,6 +31,8 @@ class RunStarter(QObject):
 
     started = Signal(str)
     """Id of the started run."""
+    advised = Signal(object)
+    """The user takes what a refusal of the data offers: new values by dotted key."""
 
     def __init__(self, context: Context, banner: Banner, button: Button) -> None:
         super().__init__(banner)
@@ -77,6 +81,10 @@ class RunStarter(QObject):
     def _succeed(self, run: RunSnapshot) -> None:
         self.started.emit(run.run_id)
 
+    def _take_offer(self, change: Mapping[str, object]) -> None:
+        self._banner.hide()
+        self.advised.emit(change)
+
     def _fail(self, start: StartRun, error: RacklessError) -> None:
         self._op = None
         self._button.setEnabled(True)
@@ -89,4 +97,5 @@ class RunStarter(QObject):
                 (error.offer, lambda: self.begin(accepting)),
             )
             return
-        show_error_while(self._context, self._banner, error)
+        if not show_offer(self._banner, error, start.spec.data, self._take_offer):
+            show_error_while(self._context, self._banner, error)

@@ -25,7 +25,7 @@ from app.events import (
 )
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import Button, make_label, make_scroll_area, set_page_margins
-from app.gui.new_run.data_view import DataView
+from app.gui.runs.data_tab import DataTab
 from app.gui.runs.forecast_pane import ForecastPane
 from app.gui.runs.log_pane import LogPane
 from app.gui.runs.recovery_pane import RecoveryPane
@@ -112,7 +112,7 @@ class RunPage(QWidget):
         self.recovery = RecoveryPane(context)
         self.recovery.summarized.connect(self.progress.show_interruptions)
         self.logs = LogPane(context)
-        self.data = DataView(context.theme)
+        self.data = DataTab(context.theme)
         self.tabs = self._make_tabs()
         body = QWidget()
         whole = QVBoxLayout(self)
@@ -193,7 +193,7 @@ class RunPage(QWidget):
             ("Events", _padded(events)),
             ("Log", self.logs),
             ("Checkpoints", _padded(saved, talk, verify)),
-            ("Data", _padded(self.data)),
+            ("Data", self.data),
             ("Forecast", self.forecast),
             ("Recovery", self.recovery),
             ("Stages", self.stages),

@@ -146,6 +146,7 @@ class MainWindow(Shell):
 
             self._run_page = RunPage(self._context)
             self._run_page.closed.connect(lambda: self.go_to("runs"))
+            self._run_page.data.rows_wanted.connect(self._open_run_data)
             self._run_page.head.repeat_wanted.connect(self.dialogs.repeat_run)
             self.stack.addWidget(self._run_page)
         return self._run_page
@@ -172,6 +173,11 @@ class MainWindow(Shell):
     def open_data(self, spec: RunSpec) -> None:
         self.go_to("data")
         self.data_page().open_source(spec)
+
+    def _open_run_data(self) -> None:
+        run = self._context.cluster.runs.get(self.run_page().run_id)
+        if run is not None:
+            self.open_data(run.spec)
 
     def compare_runs(self, runs: list[RunSnapshot]) -> None:
         """Show the page that compares runs."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from agents.contract.requests.rows import RowBrief
 from app.gui.tables.rows_model import Column, number_column
-from app.presentation.rows_text import describe_state, show_length
+from app.presentation.rows_text import STATE_WORDS, describe_state, show_length
 from app.telemetry.state import Status, Tone
 
 _TONES: dict[str, Tone] = {"left_out": "error", "cut": "warning", "duplicate": "calm"}
-_WORDS = {"left_out": "left out", "cut": "cut", "duplicate": "repeated"}
 
 
 def _mark(row: RowBrief) -> Status:
-    return Status(_TONES.get(row.state, "good"), _WORDS.get(row.state, "learned"))
+    return Status(_TONES.get(row.state, "good"), STATE_WORDS[row.state])
 
 
 def data_columns() -> list[Column[RowBrief]]:

@@ -75,11 +75,15 @@ def propose_streamed(case: Case, bar_s: float) -> Iterator[Candidate]:
 
 
 def _all_fit(case: Case, workers: tuple[Worker, ...]) -> bool:
-    """Return whether streaming only costs time, since all GPUs hold the model."""
+    """Return whether streaming only costs time, since all GPUs hold the model and its activations.
+
+    Where activations are offloaded, streaming weights instead may be faster.
+    """
     # A run file may ask for it nevertheless.
     # Alone first: the search is cached by the number of ranks, and one that fails decides.
+    fits = (case.fit(worker, ranks) for ranks in (1, len(workers)) for worker in workers)
     return case.spec.parallel != "streamed" and all(
-        case.fit(worker, ranks).fits for ranks in (1, len(workers)) for worker in workers
+        fit.fits and not fit.setting.num_moved for fit in fits
     )
 
 

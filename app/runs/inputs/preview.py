@@ -64,9 +64,10 @@ async def preview_data(
         UserError: the data is unusable (with file, row and reason), or no PC can read it.
     """
     report = progress or (lambda text: None)
-    name = spec.data.train if part == "train" else spec.data.eval or ""
+    is_of_train = part == "train" or spec.data.held_out is not None
+    name = spec.data.train if is_of_train else spec.data.eval or ""
     spec = await asyncio.to_thread(settle_template, spec)
-    if len(spec.data.list_sources()) > 1 and (part == "train" or spec.data.held_out):
+    if len(spec.data.list_sources()) > 1 and is_of_train:
         name = show_list([source.name for source in spec.data.list_sources()])
     data = await asyncio.to_thread(_find_all, services, spec, part)
     model = await asyncio.to_thread(find_tokenizer, spec.model, services.hashes, services.models)

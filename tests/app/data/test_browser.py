@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from agents.contract.data import SourceSpec
 from agents.contract.requests.rows import DataFigures, RowRequest
 from agents.contract.spec import DataSpec, RunSpec
-from app.data.browser import DataBrowser, DataSource
+from app.data.browser import _PROGRAM, DataBrowser, DataSource
 from app.errors import UserError
+from app.planning.advice.changes import apply_change
+from app.presentation.offer_text import find_offer
 from tests.agents.trainer.ranks import DEMO
 
 GOOD = {"instruction": "Say hello", "output": "Hello."}
@@ -181,3 +186,46 @@ def test_data_that_is_not_here_is_refused_by_name(tmp_path: Path) -> None:
         browse(tmp_path, lambda browser: browser.figures(source(tmp_path / "absent.jsonl")))
     with pytest.raises(UserError, match="org/absent"):
         browse(tmp_path, lambda browser: browser.figures(source(Path("org/absent"))))
+
+
+def test_each_source_of_a_run_and_its_evaluation_data_are_read(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "first.jsonl"), tmp_path / "second.csv"
+    second.write_text("q,a\nWho?,Ann.\n")
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text(f"{json.dumps(GOOD)}\n" * 2)
+    sources = (
+        SourceSpec(path=str(first)),
+        SourceSpec(path=str(second), columns=("instruction=q", "output=a")),
+    )
+    data = DataSpec(train=str(first), sources=sources, eval=str(held_out))
+    one = DataSource(spec=RunSpec(model="org/m", data=data))
+
+    async def look(browser: DataBrowser) -> list[int]:
+        found = [await read_all(browser, other) for other in one.list_others()]
+        assert (await browser.rows(one.list_others()[1], RowRequest())).rows[0].state == "kept"
+        return [figures.num_rows for figures in found]
+
+    assert browse(tmp_path, look) == [54, 1, 2]
+
+
+def test_rows_that_only_a_mapping_reads_come_with_an_offer(tmp_path: Path) -> None:
+    (tmp_path / "qa.jsonl").write_text('{"query": "q", "response": "a"}\n' * 3)
+    wanted = source(tmp_path / "qa.jsonl")
+
+    async def look(browser: DataBrowser) -> None:
+        found = await read_all(browser, wanted)
+        assert found.has_nothing
+        offer = find_offer(UserError("nothing", found.offer), wanted.spec.data)
+        assert offer is not None
+        mapped = replace(wanted, spec=apply_change(wanted.spec, offer.change))
+        found = await read_all(browser, mapped)
+        assert (found.format, found.has_nothing) == ("alpaca", False)
+
+    browse(tmp_path, look)
+
+
+def test_rows_are_read_without_the_training_packages() -> None:
+    """Their imports take longer than the first rows may."""
+    code = f"import sys, {_PROGRAM}; print({{'torch', 'transformers'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

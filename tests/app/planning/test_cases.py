@@ -12,10 +12,12 @@ import pytest
 
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.library.cluster_file import read_cluster_file
+from app.planning.choice import weigh
 from app.planning.hardware.cluster import ASSUMED_PC_W, Cluster, Uplink, ethernet
 from app.planning.plan import DataSize, Plan, PlanRequest, make_plan
 from app.planning.shape.model_shape import read_shape
 from app.presentation.plan_text import describe_candidate
+from tests.app.planning import random_clusters
 from tests.app.planning.clusters import make_node, make_pcs
 
 FOLDER = Path(__file__).parent / "cases"
@@ -161,6 +163,16 @@ def test_the_headline_is_the_plan_of_exactly_its_gpus(model: str, cluster: str) 
     demanded = plan(model, cluster, nodes=tuple(sorted(places(every))))
     assert demanded.id == every.id
     assert speed(demanded) == pytest.approx(speed(every))
+
+
+@pytest.mark.parametrize("seed", [60, 80])
+def test_streaming_is_compared_where_gpus_would_offload_activations(seed: int) -> None:
+    request = random_clusters.draw_request(seed)
+    before = make_plan(request).chosen
+    after = make_plan(random_clusters.add_gpu(request, seed)).chosen
+    assert before is not None
+    assert after is not None
+    assert weigh(after) <= 1.01 * weigh(before)
 
 
 def test_nothing_is_planned_with_an_infinite_time() -> None:

@@ -100,7 +100,7 @@ def time_theirs(
 
 def _read(model: Path) -> Texts:
     train, held_out = (TextSource(path=str(model / f"{one}.jsonl")) for one in ("train", "eval"))
-    return read_texts(train, held_out, load_tokenizer(model)[0])
+    return read_texts([train], held_out, load_tokenizer(model)[0])
 
 
 def _hold_folder(case: str, model: Path, ours: Path, theirs: Path, python: str) -> dict[str, Any]:

@@ -8,15 +8,18 @@ import pytest
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
+from agents.contract.data import SourceSpec
 from agents.contract.spec import DataSpec, RunSpec
 from app.core.data import ListDataRows, ReadDataFigures
 from app.errors import UserError
+from app.events import RunChanged
 from app.gui.data.data_page import DataPage
 from app.gui.data.rows_pane import ROWS_PER_PAGE
 from app.gui.new_run.new_run_dialog import NewRunDialog
 from tests.fakes.rows import FIGURES
 from tests.gui.stage import Stage, find_dialog, open_dialog, press
 
+RUN = "support-chat-7f3a"
 SPEC = RunSpec(model="/models/m", data=DataSpec(train="/data/chats.jsonl"))
 
 
@@ -75,6 +78,7 @@ def test_rows_are_filtered_and_searched(busy: Stage, page: DataPage) -> None:
     QTest.keyClicks(page.list.search, " nowhere")
     busy.wait_for(lambda: not page.list.rows.rows())
     assert page.list.place.text() == "No such rows"
+    assert page.row.learned.toPlainText().startswith("Choose a row")
 
 
 def test_pages_lead_to_later_rows(busy: Stage, page: DataPage) -> None:
@@ -123,8 +127,51 @@ def test_the_preview_of_a_new_run_leads_here(busy: Stage) -> None:
     press(dialog, "Look through all rows")
     busy.wait_for(lambda: busy.window.stack.currentWidget() is busy.window.data_page())
     assert find_dialog(NewRunDialog) is None
-    assert busy.window.data_page().data.text() == "/data/a.jsonl"
+    assert busy.window.data_page().bar.data.text() == "/data/a.jsonl"
     assert busy.window.state.draft["data.train"] == "/data/a.jsonl"
+
+
+def test_all_sources_of_a_run_are_shown_one_at_a_time(busy: Stage) -> None:
+    sources = (
+        SourceSpec(path="/data/a.jsonl"),
+        SourceSpec(path="org/b", split="train_sft", columns=("instruction=q",)),
+    )
+    data = DataSpec(train="/data/a.jsonl", sources=sources, eval="/data/held-out.jsonl")
+    run = replace(busy.core.run_map[RUN], spec=replace(SPEC, data=data))
+    busy.core.on_loop(busy.core.events.publish, RunChanged(run=run))
+    busy.wait_for(lambda: busy.cluster.runs[RUN].spec == run.spec)
+    busy.window.open_run(RUN)
+    run_page = busy.window.run_page()
+    run_page.tabs.setCurrentIndex(4)
+    press(run_page, "Look through all rows")
+    page = busy.window.data_page()
+    busy.wait_for(lambda: bool(page.columns.boxes))
+    names = [page.sources.itemText(place) for place in range(page.sources.count())]
+    assert names == ["a.jsonl", "org/b (train_sft)", "Evaluation: held-out.jsonl"]
+    page.sources.setCurrentIndex(1)
+    page.sources.activated.emit(1)
+    busy.wait_for(lambda: asked(busy).source.name == "org/b")
+    assert page.bar.data.text() == "org/b"
+    busy.wait_for(lambda: bool(page.columns.boxes))
+    box = page.columns.boxes["topic"]
+    box.setCurrentIndex(box.findData("output"))
+    busy.wait_for(lambda: asked(busy).source.columns == ("output=topic",))
+    found = asked(busy).source
+    assert found.spec.data.sources[0] == sources[0]
+    page.sources.activated.emit(2)
+    busy.wait_for(lambda: asked(busy).source.part == "eval")
+    assert asked(busy).source.name == "/data/held-out.jsonl"
+    press(page, "Use in a new run")
+    dialog = open_dialog(NewRunDialog)
+    assert "output=topic" in dialog.answers()["data.sources"]
+    dialog.reject()
+
+
+def test_opening_the_same_data_once_more_reads_it_again(busy: Stage, page: DataPage) -> None:
+    before = asked(busy).source
+    press(page, "Open")
+    busy.wait_for(lambda: asked(busy).source != before)
+    assert (asked(busy).source.name, page.sources.isVisible()) == (before.name, False)
 
 
 def test_data_that_cannot_be_read_is_told(busy: Stage) -> None:

@@ -55,16 +55,16 @@ def page(busy):
 
 
 def test_what_a_run_learns_is_shown_once_it_is_known(busy, page):
-    assert "once the first rank" in page.data.toPlainText()
+    assert "once the first rank" in page.data.view.toPlainText()
     busy.core.preview_map[RUN] = make_preview()
     text = "any words"
     event = RunEvent(run_id=RUN, time_s=NOW_S, kind="started", severity="info", text=text)
     busy.core.on_loop(busy.core.put_event, event)
-    busy.wait_for(lambda: "alpaca" in page.data.toPlainText())
-    shown = page.data.toPlainText()
+    busy.wait_for(lambda: "alpaca" in page.data.view.toPlainText())
+    shown = page.data.view.toPlainText()
     assert "row 2: not valid JSON" in shown
     assert "Ho" in shown
-    assert "background-color" in page.data.toHtml()
+    assert "background-color" in page.data.view.toHtml()
 
 
 def test_the_story_of_a_recovery_grows_with_its_events(busy, page):

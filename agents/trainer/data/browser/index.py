@@ -289,6 +289,7 @@ class Indexer:
             num_targets=self._totals["targets"],
             lengths=tuple(self._lengths[size] for size in range(longest + 1)),
             reasons=dict(self._reasons.most_common(20)),
+            offer=self._tally.offer,
             sources=tuple(
                 SourceFigures(name=name, num_rows=rows, num_tokens=tokens, num_left_out=left_out)
                 for name, (rows, tokens, left_out) in zip(names, self._sources, strict=False)

@@ -70,7 +70,7 @@ class Browser:
     def __init__(self, job: BrowseJob, cache: Path, folder: Path) -> None:
         self._job = job
         self._folder = folder
-        self.files = find_data(job.path, held_out_from=job.held_out_from)
+        self.files = find_data(job.path, held_out_from=job.held_out_from, split=job.split)
         self._data = job.spec.data
         self._places = RowPlaces(self.files.paths, self._data, folder)
         self.index = RowIndex(cache / make_key(job, self.files))
@@ -337,10 +337,11 @@ def _show_turns(row: ConversationRow) -> ShownRow:
     pairs = [row.turns, row.rejected] if row.rejected else [row.turns]
     shown = []
     for turns in pairs:
-        parts = []
+        parts: list[ShownPart] = []
         for turn in turns:
-            parts.append(ShownPart(text=f"{turn.role}: ", learned=False))
-            parts.append(ShownPart(text=f"{turn.content}\n\n", learned=turn.role == "assistant"))
+            gap = "\n\n" if parts else ""
+            parts.append(ShownPart(text=f"{gap}{turn.role}: ", learned=False))
+            parts.append(ShownPart(text=turn.content, learned=turn.role == "assistant"))
         if not turns:
             parts = [ShownPart(text=row.text, learned=True)]
         shown.append(ShownConversation(num_tokens=0, num_targets=0, parts=tuple(parts)))

@@ -61,7 +61,7 @@ def learned(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("learned") / "model"
     make_tiny_model(folder, 2, hidden_size=256, intermediate_size=512, num_key_value_heads=4)
-    rows = read_texts(TRAIN, EVALUATION, load_tokenizer(folder)[0]).calibration
+    rows = read_texts([TRAIN], EVALUATION, load_tokenizer(folder)[0]).calibration
     model = AutoModelForCausalLM.from_pretrained(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     draw = np.random.default_rng(seed(1))
@@ -97,7 +97,7 @@ def raise_channels(norm: torch.nn.Module, *readers: torch.nn.Module) -> None:
 def first(learned, tmp_path_factory) -> Original:
     """Measure that model, as each job does."""
     place = tmp_path_factory.mktemp("first") / "first"
-    rows = read_texts(TRAIN, EVALUATION, load_tokenizer(learned)[0]).held_out
+    rows = read_texts([TRAIN], EVALUATION, load_tokenizer(learned)[0]).held_out
     return look_at_original(learned, "cpu", rows, place, JobProgress(io.StringIO()))
 
 
@@ -209,7 +209,7 @@ def test_it_loads_and_is_nearer_than_rounding(learned, made, method, engine, typ
 
     if (method, engine) == ("awq", "gptqmodel"):
         lines = (folder / watched_make.SEARCHED_FILE).read_text().splitlines()
-        texts = read_texts(TRAIN, EVALUATION, load_tokenizer(learned)[0]).calibration
+        texts = read_texts([TRAIN], EVALUATION, load_tokenizer(learned)[0]).calibration
         blocks = split_blocks(texts)
         assert {tuple(json.loads(line)[:2]) for line in lines} == {(len(blocks), len(blocks[0]))}
 

@@ -75,7 +75,16 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "bad label of an answer": ({"messages": [ASKED, {**ANSWERED, "label": "bad"}]}, "refuse"),
     "stars of an answer": ({"messages": [ASKED, {**ANSWERED, "rating": 1}]}, "warn"),
-    "weight of an answer": ({"messages": [ASKED, {**ANSWERED, "weight": 0.5}]}, "refuse"),
+    "weight of an answer": ({"messages": [ASKED, {**ANSWERED, "weight": 0.5}]}, "note"),
+    "huge weight of an answer": ({"messages": [ASKED, {**ANSWERED, "weight": 101}]}, "refuse"),
+    "weight in a pair": (
+        {
+            "prompt": [ASKED],
+            "chosen": [{**ANSWERED, "weight": 0.5}],
+            "rejected": [{**ANSWERED, "content": "no"}],
+        },
+        "refuse",
+    ),
     "offered tools by another name": ({**CHAT, "available_tools": [{"name": "f"}]}, "refuse"),
     "picture in a question": (
         {"messages": [{**ASKED, "content": [{"type": "image_url", "image_url": "x"}]}, ANSWERED]},

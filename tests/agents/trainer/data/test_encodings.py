@@ -20,6 +20,9 @@ TEXTS = (
     ("Gr\xf6\xdfe sch\xf6n?", "cp1252", "cp1252"),
     ("\xe9l\xe8ve \xe0 c\xf4t\xe9", "latin-1", "cp1252"),
     ("P\u0159\xedli\u0161 \u017elu\u0165ou\u010dk\xfd", "cp1250", "cp1250"),
+    ("Wczoraj by\u0142o \u015bwietnie. P\xf3\u017aniej", "cp1250", "cp1250"),
+    ("Wczoraj by\u0142o \u015bwietnie. P\xf3\u017aniej", "iso8859_2", "iso8859_2"),
+    ("\u0412\u0447\u0435\u0440\u0430 \u0432\u0441\u0435\u043c", "koi8_r", "koi8_r"),
     ("\u041a\u0430\u043a\u0430\u044f \u0441\u0442\u0430\u043b\u044c?", "cp1251", "cp1251"),
     ("\u4f60\u597d\uff0c\u4eca\u5929\u5929\u6c14\u5f88\u597d", "gbk", "gb18030"),
     ("\u4f60\u597d\uff0c\u4eca\u5929\u5929\u6c23\u5f88\u597d", "big5", "big5"),
@@ -79,3 +82,26 @@ def test_wrong_encoding_is_named(tmp_path: Path) -> None:
     assert refused.value.hint == "Set data.encoding: cp1252"
     with pytest.raises(UserError, match="is not text in shift_jis"):
         check_form(path, data=DataSpec(train="-", encoding="shift_jis"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf16_without_a_mark_is_guessed_by_its_pairs(encoding: str) -> None:
+    text = "\n".join(f"{JAPANESE * 3} {number}" for number in range(9))
+    assert guess_encoding(text.encode(encoding)) == encoding
+
+
+# Sentences in Greek, Turkish and Lithuanian.
+OTHERS = (
+    ("cp1253", "\u03a7\u03b8\u03b5\u03c2 \u03c0\u03ae\u03b3\u03b1\u03bc\u03b5"),
+    ("cp1254", "\u015e\u0131\u011f\u0131na\u011f\u0131n i\xe7inde \u0131\u015f\u0131k var"),
+    ("cp1257", "Vakar \u0117jome \u012f kin\u0105, \u017e\u0105sys \u0161oka"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("encoding", "text"), OTHERS)
+def test_offers_nothing_for_other_alphabets(tmp_path: Path, encoding: str, text: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINE.format(text, 1).encode(encoding))
+    with pytest.raises(ExpectedError) as refused:
+        read(path, "utf-8")
+    assert refused.value.hint.startswith("Set data.encoding to that of the file, or save")

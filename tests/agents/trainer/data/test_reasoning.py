@@ -9,8 +9,10 @@ import pytest
 
 from agents.contract.spec import DataSpec
 from agents.trainer.data.cache import make_key, tokenize_kept
+from agents.trainer.data.conversations import read_row
 from agents.trainer.data.rows import RowReader, find_files
 from agents.trainer.data.tally import Tally
+from agents.trainer.data.thoughts import without_thought
 from agents.trainer.data.tokenizer import load_tokenizer
 from tests.agents.trainer.data import chat_templates as families
 from tests.agents.trainer.data.test_answers import mark
@@ -57,7 +59,7 @@ def read(tokenizer, tmp_path, family, row, reasoning="learn", **changes):
     reader = RowReader(find_files(path), data, objective, tally)
     found = [
         mark(tokenizer, type(one)((segment,)))
-        for one in tokenize_kept(iter(reader), reader, tally, tokenizer, 500)
+        for one in tokenize_kept(iter(reader), reader, tally, tokenizer, 500, data)
         for segment in one.segments
     ]
     told = {(one.kind, one.column, one.consequence) for one in reader.findings}
@@ -148,6 +150,21 @@ def test_marks_keep_their_place_without_the_thought(tokenizer, tmp_path):
     row = {"messages": [ASKED, {"role": "assistant", "content": parts}]}
     (text,), _, _ = read(tokenizer, tmp_path, "CHATML", row, "drop")
     assert re.search(r"assistant\n\[\[A\. ?\]\] ?Bad\.\[\[ C\.<\|im_end\|>\n\]\]$", text)
+
+
+def test_weights_keep_their_place_without_the_thought(tokenizer, tmp_path):
+    parts = [
+        {"type": "text", "text": "<think>\nhm\n</think>\n\nA. ", "weight": 0.5},
+        {"type": "text", "text": "Half.", "weight": 0.25},
+        {"type": "text", "text": " C."},
+    ]
+    message = {"role": "assistant", "content": parts, "weight": 0.5}
+    turn = without_thought(read_row(1, {"messages": [ASKED, message]}, "chat").turns[1])
+    said = turn.content
+    assert said == "A. Half. C."
+    found = {said[part.start : part.stop]: weight for part, weight in turn.weighted[1:]}
+    assert turn.weighted[0] == (range(len(said)), 0.5)
+    assert found == {"A. ": 0.25, "Half.": 0.125, " C.": 0.5}
 
 
 def test_the_key_is_part_of_the_name_of_cached_tokens(tokenizer, tmp_path):

@@ -108,3 +108,15 @@ def test_control_tokens_in_rows_that_are_rendered_again_are_told(tmp_path):
     list(reader)
     (found,) = reader.findings
     assert (found.kind, found.consequence, found.column) == ("rendered", "warn", "<|im_start|>")
+
+
+@pytest.mark.parametrize("name", ["system", "input"])
+def test_a_column_that_a_rendered_prompt_lacks_is_named(tmp_path, name):
+    row = {"prompt": PROMPTS[0], "completion": "a0", name: "q"}
+    assert read(tmp_path / "a.jsonl", row)[0][1] == "a0<|end|>"
+    path = tmp_path / "b.jsonl"
+    path.write_text(json.dumps({**row, name: "Be brief."}) + "\n")
+    tally = Tally(name="b")
+    assert list(RowReader(find_files(path), DataSpec(train="-"), "sft", tally)) == []
+    reason = f"'{name}' is no part of the prompt, which is rendered already"
+    assert [one.reason for one in tally.named] == [reason]

@@ -300,7 +300,8 @@ CALLS = "message 2 calls a tool, which is not trained"
         ({"content": "Blue"}, {"tools": [CALL]}, "'tools' offers tools, which is not trained"),
         ({"content": "Blue"}, {"tools": json.dumps([CALL])}, "'tools' offers tools"),
         ({"content": "Blue"}, {"functions": [CALL]}, "'functions' offers tools"),
-        ({"content": "Blue", "weight": 0.5}, {}, "message 2 has the weight 0.5"),
+        ({"content": "Blue", "weight": 100.5}, {}, "message 2 has the weight 100.5"),
+        ({"content": "Blue", "weight": -1}, {}, "message 2 has the weight -1"),
         ({"content": "Blue", "weight": "x" * 9999}, {}, f"the weight '{'x' * 39}"),
     ],
 )

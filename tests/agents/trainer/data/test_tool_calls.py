@@ -351,9 +351,10 @@ def test_tables_have_no_fields_of_other_tools(tokenizer, tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
     tally = Tally("x")
-    reader = RowReader(find_files(path), DataSpec(train="-"), "sft", tally)
+    data = DataSpec(train="-")
+    reader = RowReader(find_files(path), data, "sft", tally)
     tokenizer.chat_template = families.QWEN2_5_TOOLS
-    found = list(tokenize_kept(iter(reader), reader, tally, tokenizer, 2000))
+    found = list(tokenize_kept(iter(reader), reader, tally, tokenizer, 2000, data))
     expected = [tokenize(tokenizer, families.QWEN2_5_TOOLS, row) for row in rows]
     marked = [mark(tokenizer, one) for one in found]
     assert [" ".join(text.split()) for text in marked] == [

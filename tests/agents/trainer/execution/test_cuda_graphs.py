@@ -1,8 +1,10 @@
 """Micro-batches of one shape are replayed; played here by doing the recorded work again."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -112,6 +114,30 @@ def test_replayed_micro_batches_give_the_numbers_of_their_own_size(make, plan):
         assert torch.allclose(executor.sums, plain.sums, rtol=1e-6)
     assert log == ["record", *["replay"] * 5]
     assert executor.held_bytes == 7
+
+
+def weigh(part, start):
+    """Return the part with other weights for each start."""
+    weighted = []
+    for example in part.examples:
+        (one,) = example.segments
+        weights = (np.arange(start, start + len(one.ids)) % 4 / 4 + 0.25).astype(np.float32)
+        weighted.append(Example((replace(one, weights=weights),)))
+    return compute_module.BatchPart(examples=weighted, places=part.places, positions=part.positions)
+
+
+def test_a_replay_reads_the_weights_of_its_own_tokens(make):
+    (plain, expected), (executor, found) = make(micro_tokens=120), make(micro_tokens=120)
+    log = replaying(executor)
+    chat = make_part(50, 31, 20, 9)
+    for part in (weigh(chat, 0), weigh(chat, 1), weigh(chat, 2), chat, chat):
+        for one in (plain, executor):
+            one.add_gradients(part)
+        error = (found.gradients - expected.gradients).abs().max()
+        assert error < 1e-5 * expected.gradients.abs().max()
+        assert torch.allclose(executor.sums, plain.sums, rtol=1e-6)
+    # A pass without weights has a recording of its own.
+    assert log == ["record", "replay", "replay", "record", "replay"]
 
 
 def test_a_shape_that_was_launched_gives_the_same_bits_when_it_is_replayed(make):

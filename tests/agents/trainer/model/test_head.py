@@ -61,6 +61,26 @@ def test_the_sum_of_losses_is_that_of_torch(bias, scale, softcap):
 
 
 @KINDS
+def test_weights_multiply_losses_and_gradients(bias, scale, softcap):
+    hidden, head, label = make(bias=bias, scale=scale, softcap=softcap)
+    weight = torch.linspace(0.1, 3, 37)
+    expected = -(plain(hidden, head, label) * weight).sum()
+    found = head.sum_loss(hidden, label, 8.0, weight)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-13)
+    for one, other in zip(
+        gradients(found, hidden, head), gradients(expected, hidden, head), strict=True
+    ):
+        torch.testing.assert_close(one, 8 * other, rtol=1e-11, atol=1e-12)
+    logits = F.linear(hidden, head.weight_VH, head.bias_V)
+    if scale == 1.0:
+        own = FullLogitsHead.sum_loss(logits, label, 8.0, weight)
+        assert own.item() == pytest.approx(expected.item(), rel=1e-13)
+        torch.testing.assert_close(
+            torch.autograd.grad(own, hidden)[0], 8 * gradients(expected, hidden, head)[0]
+        )
+
+
+@KINDS
 def test_log_probabilities_are_those_of_torch(bias, scale, softcap):
     hidden, head, label = make(bias=bias, scale=scale, softcap=softcap)
     factor = torch.linspace(-1, 2, 37, dtype=torch.float64)

@@ -27,6 +27,15 @@ def test_what_lies_beyond_one_row_and_the_order_of_tensors_count(monkeypatch):
     assert digest([a]).tolist() != digest([b]).tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.uint8])
+def test_a_state_of_several_rows_stays_as_it_was(monkeypatch, dtype):
+    monkeypatch.setattr("agents.trainer.parallel.state_digest._ROW", 8)
+    values = torch.arange(1, 30).to(dtype)
+    before = values.clone()
+    digest([values])
+    assert torch.equal(values, before)
+
+
 @pytest.mark.parametrize("num_values", [7, 8, 20, 24, 61])
 def test_how_many_rows_are_taken_at_once_makes_no_difference(monkeypatch, num_values):
     monkeypatch.setattr("agents.trainer.parallel.state_digest._ROW", 8)
