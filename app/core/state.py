@@ -91,8 +91,8 @@ class CoreState:
 
     async def close_data(self) -> None:
         """End the process that reads data, if there is one."""
-        if "data" in self.__dict__:
-            await self.data.close()
+        if (data := self.__dict__.get("data")) is not None:
+            await data.close()
 
     def full_id(self, run_id: str) -> str:
         """Return the full id of a run from its first characters.

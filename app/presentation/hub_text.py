@@ -68,7 +68,7 @@ def page_of(kind: CachedKind, name: str) -> str:
     >>> page_of("data", "org/rows")
     'https://huggingface.co/datasets/org/rows'
     """
-    return f"{ENDPOINT}/datasets/{name}" if kind == "data" else f"{ENDPOINT}/{name}"
+    return f"{ENDPOINT}/{name}" if kind == "model" else f"{ENDPOINT}/datasets/{name}"
 
 
 def describe_gate(item: HubItem) -> str:

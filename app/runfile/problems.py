@@ -192,7 +192,7 @@ def _limit_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Prob
 def _wanted(path: KeyPath, entry: Any) -> str:
     if path[:2] == _SOURCES:
         return _SOURCE_WORDS.get(path[-1], "a path, or `path` with more keys")
-    if path == ("data", "train") and isinstance(entry["input"], list):
+    if dotted(path) == "data.train" and isinstance(entry["input"], list):
         return "a text; name several sources as data.sources"
     key = run_keys()[".".join(part for part in path if isinstance(part, str))]
     if isinstance(path[-1], int):

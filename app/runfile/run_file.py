@@ -87,9 +87,9 @@ def parse_run(text: str, source: str = "run file", settings: Sequence[str] = ())
     if isinstance(data, dict) and isinstance(data.get("data"), list):
         # A bare list is one of sources.
         data["data"] = {"sources": data["data"]}
-        lines |= {
-            ("data", "sources", *key[1:]): lines[key] for key in lines if key[:1] == ("data",)
-        }
+        section = ("data",)
+        below = {key: line for key, line in lines.items() if key[:1] == section}
+        lines |= {(*section, "sources", *key[1:]): line for key, line in below.items()}
     given = dict(map(_read_setting, settings))
     for key, value in given.items() if isinstance(data, dict) else ():
         _put(data, key, value)

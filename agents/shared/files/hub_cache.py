@@ -60,7 +60,7 @@ def _read_repo(folder: Path, environ: Mapping[str, str]) -> CachedRepo | None:
         return None
     kind = _KINDS[start]
     # Several revisions of a model may be whole, but runs use the newest one.
-    is_whole = not is_broken and (kind == "data" or read_model(name, environ) is not None)
+    is_whole = not is_broken and (kind != "model" or read_model(name, environ) is not None)
     return CachedRepo(
         kind=kind, name=name, size_bytes=size_bytes, revisions=revisions, is_whole=is_whole
     )

@@ -175,12 +175,12 @@ def main(argv: list[str]) -> int:
         def report(text: str) -> None:
             _print("progress", text)
 
-        if "data" in said:
-            data = from_wire(FetchData, said, "job")
-            folder = fetch_data(data.data, report, data.revision)
-        else:
+        if "model" in said:
             model = from_wire(FetchSnapshot, said, "job")
             folder = fetch_model(model.model, report, model.revision)
+        else:
+            data = from_wire(FetchData, said, "job")
+            folder = fetch_data(data.data, report, data.revision)
     except (OSError, ValueError, WireError) as error:
         _print("failed", f"{job_path}: {error}")
         return 1

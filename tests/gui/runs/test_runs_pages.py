@@ -222,7 +222,7 @@ def test_good_answers_start_a_run_and_open_its_page(busy, new_run):
     busy.wait_for(lambda: bool(busy.called("runs.start")) and find_dialog(NewRunDialog) is None)
     spec = busy.called("runs.start")[0][0]
     assert (spec.model, spec.data.train) == ("org/model", "/data/chats.jsonl")
-    assert spec.nodes == ("alpha", "beta", "delta", "gamma"), "epsilon does not answer"
+    assert spec.nodes == "all", "the plan does without epsilon, which does not answer"
     busy.wait_for(lambda: busy.window.run_page().run_id == "run-1-0001")
 
 
@@ -324,7 +324,7 @@ def test_a_recipe_changes_the_settings_and_keeps_model_and_data(busy, new_run):
     box.setCurrentIndex(0)
     box.activated.emit(0)
     typed = {"name": "run-1", "model": "org/model", "nodes": answers["nodes"]}
-    assert new_run.answers() == {**usual_answers(), **typed}
+    assert new_run.answers() == {**usual_answers(), "data.eval": "auto", **typed}
 
 
 def test_the_data_can_be_looked_at_before_the_start(busy, new_run):
