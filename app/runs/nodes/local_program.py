@@ -14,6 +14,7 @@ from typing import Any
 
 from agents.contract.json_text import read_said
 from agents.shared.files.python_child import python_environ, same_source
+from app.errors import UserError
 from app.hub.token_keyring import environ_with_token
 from app.progress import OnMessage
 
@@ -40,6 +41,9 @@ async def run_program(module: str, job: dict[str, Any], home: Path, report: OnMe
         job: job of the program, as plain values.
         home: folder of this master.
         report: callback with the message of each line of kind `progress`.
+
+    Raises:
+        UserError: this PC cannot start it.
     """
     with tempfile.TemporaryDirectory(prefix="rackless-program-") as name:
         folder = Path(name)
@@ -76,16 +80,23 @@ async def _started(
     """Run the program inside the block; kill it at the end of the block."""
     # Libraries log to stderr, which goes to a file so that it cannot break one of our lines.
     with (folder / "stderr").open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agents.program", module),
-            *(str(folder / "job.json"), str(folder / "report.json")),
-            env=await asyncio.to_thread(program_environ, home),
-            cwd=folder,
-            # asyncio's default limit of 64 KiB per line would break the loop over a longer one.
-            limit=1 << 20,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-        )
+        environ = await asyncio.to_thread(program_environ, home)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "agents.program", module),
+                *(str(folder / "job.json"), str(folder / "report.json")),
+                env=environ,
+                cwd=folder,
+                # asyncio's default limit of 64 KiB per line would break the loop over a longer one.
+                limit=1 << 20,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+            )
+        except OSError as error:  # no memory, or too many processes
+            raise UserError(
+                f"this PC could not start a program: {error.strerror or error}",
+                "Close other programs, then try again.",
+            ) from error
     try:
         yield process
     finally:
