@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
+class LockHolder:
     """Process that holds a lock, by its own record in the file."""
 
     pid: int
@@ -148,7 +148,7 @@ def is_held(path: Path) -> bool:
         os.close(handle)
 
 
-def read_holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> LockHolder | None:
     """Return the process that last took the lock, or None if it left no record.
 
     Only meaningful while the lock is held, since a holder leaves its record behind.
@@ -156,7 +156,7 @@ def read_holder(path: Path) -> Holder | None:
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read(_MAX_RECORD_BYTES))
-        return Holder(
+        return LockHolder(
             pid=int(value["pid"]), command=str(value["command"]), since_s=float(value["since_s"])
         )
     except (OSError, ValueError, KeyError, TypeError):
@@ -228,7 +228,7 @@ def _is_holder_suspended(path: Path) -> bool:
 
 def _sign(handle: int) -> None:
     """Write who holds the lock; a full disk does not matter."""
-    holder = Holder(pid=os.getpid(), command=describe_process(), since_s=time.time())
+    holder = LockHolder(pid=os.getpid(), command=describe_process(), since_s=time.time())
     # Padded instead of truncated: a reader never sees half a record.
     record = json.dumps(asdict(holder)).encode("ascii").ljust(400)
     with contextlib.suppress(OSError):

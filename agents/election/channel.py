@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from agents.contract.json_text import parse_json
 from agents.contract.wire import WireError
-from agents.election.member import Member
+from agents.election.member import ElectionMember
 from agents.errors import ExpectedError
 from agents.rendezvous.credential import make_client_context, make_server_context
 from agents.rendezvous.interfaces import bind_to
@@ -45,7 +45,7 @@ QUICK_TIMEOUT_S = 4.0
 
 Answer = Callable[[dict[str, Any], BinaryIO], "dict[str, Any] | None"]
 """Handler of a request; returns None if it has written the answer to the stream itself. The field
-`sender` of a request is the node that signed it, if the listener has a `Member`."""
+`sender` of a request is the node that signed it, if the listener has an `ElectionMember`."""
 
 
 class PeerError(Exception):
@@ -60,7 +60,7 @@ class Peer:
     address: str
     port: int
     credential: str
-    member: Member | None = None
+    member: ElectionMember | None = None
     """Signs as this node; None: TLS is enough, as for a transfer."""
 
     def ask(
@@ -138,7 +138,7 @@ class Listener:
         port: int,
         credential: str,
         answer: Answer,
-        member: Member | None = None,
+        member: ElectionMember | None = None,
         tell: Callable[..., None] | None = None,
     ) -> None:
         self._context = make_server_context(credential)

@@ -22,7 +22,7 @@ MAX_SEEN = 10_000
 _OWN_FIELDS = ("sender", "nonce", "seal")
 
 
-class Member:
+class ElectionMember:
     """One node of an attempt: it signs as itself, and knows the public keys of all nodes."""
 
     def __init__(

@@ -36,7 +36,7 @@ from agents.contract.wire import WireError, from_wire, to_wire
 from agents.election.beliefs import Beliefs
 from agents.election.channel import MAX_LINE_BYTES, Peer, PeerError
 from agents.election.grants import Grant, Grants
-from agents.election.member import Member
+from agents.election.member import ElectionMember
 from agents.errors import ExpectedError
 from agents.node import checkpoints, files
 from agents.node.probes import choose_port
@@ -129,7 +129,7 @@ class Part:
         self.intent = intent
         self.plan = intent.election
         self.nodes = tuple(dict.fromkeys(place.node for place in intent.ranks))
-        self.member: Member | None = None
+        self.member: ElectionMember | None = None
         self.beliefs: Beliefs | None = None
         self.first_attempt = intent.attempt
         """Attempt that its master launched; nodes may have recovered it since."""
@@ -138,7 +138,7 @@ class Part:
             if proved is None or proved.attempt != intent.attempt:
                 raise ValueError(f"attempt {intent.attempt} has no valid proof")
             self.beliefs = Beliefs(attempt, intent, proved)
-            self.member = Member(
+            self.member = ElectionMember(
                 intent.run_id, intent.attempt, intent.node, intent.node_seed, self.beliefs.keys
             )
             self.first_attempt = proved.mandate.attempt

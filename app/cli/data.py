@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.hub import declare_hub
 from app.cli.kit.command import add_command
-from app.cli.rows import declare_show
+from app.cli.parts.hub import declare_hub
+from app.cli.parts.rows import declare_show
 
 
 def declare(parser: argparse.ArgumentParser) -> None:

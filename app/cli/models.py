@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.hub import declare_hub
+from app.cli.parts.hub import declare_hub
 
 
 def declare(parser: argparse.ArgumentParser) -> None:

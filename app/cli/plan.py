@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.contract.spec import RunSpec
-from app.cli.comparisons import add_comparisons, print_fitting, print_upgrades, require_matching
 from app.cli.kit.command import add_acceptance, add_run_file, with_core
 from app.cli.kit.output import Output, plain
+from app.cli.parts.comparisons import (
+    add_comparisons,
+    print_fitting,
+    print_upgrades,
+    require_matching,
+)
 from app.core.action import CoreApi
 from app.core.library import CountLeftOut, ListSentFiles, ReadRunFile
 from app.core.runs import PlanRun

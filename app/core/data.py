@@ -10,7 +10,7 @@ from app.core.action import Action, Report, action
 if TYPE_CHECKING:
     from agents.contract.requests.rows import DataFigures, RowList, WholeRow
     from app.core.state import CoreState
-    from app.data.browser import DataSource
+    from app.data.browser import BrowsedData
 
 
 @action("data.figures")
@@ -21,7 +21,7 @@ class ReadDataFigures(Action["DataFigures"]):
         UserError: the data cannot be read on this PC.
     """
 
-    source: DataSource
+    source: BrowsedData
 
     async def perform(self, core: CoreState, report: Report) -> DataFigures:
         return await core.data.figures(self.source)
@@ -35,7 +35,7 @@ class ListDataRows(Action["RowList"]):
         UserError: the data cannot be read on this PC.
     """
 
-    source: DataSource
+    source: BrowsedData
     start: int = 0
     count: int = 100
     which: RowFilter = "all"
@@ -57,7 +57,7 @@ class ShowDataRow(Action["WholeRow"]):
         UserError: there is no such row.
     """
 
-    source: DataSource
+    source: BrowsedData
     place: int
     """Number of the row across all files, from 1."""
 

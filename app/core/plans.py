@@ -15,7 +15,7 @@ from app.core.runs import find_cluster, require_run_data
 if TYPE_CHECKING:
     from agents.contract.spec import RunSpec
     from app.core.state import CoreState
-    from app.planning.best import FittingModel, Limits
+    from app.planning.best import BestLimits, FittingModel
     from app.planning.upgrades import Upgrades
 
 
@@ -76,7 +76,7 @@ class FindFittingModels(Action["FittingModels"]):
 
     spec: RunSpec
     """Run whose model and adapter do not matter."""
-    limits: Limits
+    limits: BestLimits
     cluster: Path | None = None
     """File that describes PCs; None: the nodes."""
 

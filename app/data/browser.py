@@ -34,7 +34,7 @@ _NEEDED = ("numpy", "fcntl")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataSource:
+class BrowsedData:
     """Data set to look through."""
 
     spec: RunSpec
@@ -63,7 +63,7 @@ class DataSource:
         """Entries of the mapping by which its columns are read."""
         return self.source.columns or self.spec.data.columns
 
-    def list_others(self) -> tuple[DataSource, ...]:
+    def list_others(self) -> tuple[BrowsedData, ...]:
         """Return all data of the run, in the order of its run file."""
         data = self.spec.data
         found = [
@@ -73,7 +73,7 @@ class DataSource:
             found.append(replace(self, part="eval", number=0))
         return tuple(found)
 
-    def map_columns(self, entries: Sequence[str]) -> DataSource:
+    def map_columns(self, entries: Sequence[str]) -> BrowsedData:
         """Return the data with other meanings of its columns, which decide its format."""
         data = self.spec.data
         if self.part == "train" and data.sources:
@@ -94,11 +94,11 @@ class DataBrowser:
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._source: DataSource | None = None
+        self._source: BrowsedData | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
 
-    async def figures(self, source: DataSource) -> DataFigures:
+    async def figures(self, source: BrowsedData) -> DataFigures:
         """Return the numbers of the rows read so far.
 
         Raises:
@@ -106,11 +106,11 @@ class DataBrowser:
         """
         return from_wire(DataFigures, await self._ask(source, None, "figures"))
 
-    async def rows(self, source: DataSource, request: RowRequest) -> RowList:
+    async def rows(self, source: BrowsedData, request: RowRequest) -> RowList:
         """Return rows; raises as `figures` does."""
         return from_wire(RowList, await self._ask(source, request, "rows"))
 
-    async def row(self, source: DataSource, place: int) -> WholeRow:
+    async def row(self, source: BrowsedData, place: int) -> WholeRow:
         """Return one row as written and as learned; raises as `figures` does."""
         return from_wire(WholeRow, await self._ask(source, RowRequest(place=place), "row"))
 
@@ -122,7 +122,7 @@ class DataBrowser:
                 process.kill()
             await process.wait()
 
-    async def _ask(self, source: DataSource, request: RowRequest | None, answer: str) -> Any:
+    async def _ask(self, source: BrowsedData, request: RowRequest | None, answer: str) -> Any:
         line = json.dumps(to_wire(request)) if request is not None else ""
         # One at a time: answers come in the order of requests.
         async with self._lock:
@@ -146,7 +146,7 @@ class DataBrowser:
             raise UserError(str(found.get("message", "")).rstrip("."), str(found.get("hint", "")))
         return found[answer]
 
-    async def _find(self, source: DataSource) -> asyncio.subprocess.Process:
+    async def _find(self, source: BrowsedData) -> asyncio.subprocess.Process:
         process = self._process
         if process is not None and process.returncode is None and self._source == source:
             return process
@@ -167,7 +167,7 @@ class DataBrowser:
         return self._process
 
 
-def _make_job(source: DataSource) -> BrowseJob:
+def _make_job(source: BrowsedData) -> BrowseJob:
     """Return the job of a data set on this PC.
 
     Raises:

@@ -37,7 +37,7 @@ from app.library.data_size import DataGuess, cut_and_pack, guess_sources
 from app.library.model_check import find_folder, require_usable
 from app.nodes.endpoints import choose_endpoints
 from app.planning.accuracy.misses import find_miss
-from app.planning.best import FittingModel, Limits, find_fitting
+from app.planning.best import BestLimits, FittingModel, find_fitting
 from app.planning.build_context import open_case
 from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.cut import find_absence, find_problem, make_cut
@@ -144,7 +144,7 @@ class Planner:
         return await asyncio.to_thread(rank)
 
     async def find_fitting(
-        self, spec: RunSpec, cluster: Cluster, models: Sequence[str], limits: Limits
+        self, spec: RunSpec, cluster: Cluster, models: Sequence[str], limits: BestLimits
     ) -> tuple[tuple[FittingModel, ...], tuple[str, ...]]:
         """Return which of these models fit, for the data of a run, and the assumptions.
 

@@ -25,7 +25,7 @@ from typing import cast, get_args
 from agents.shared.cards import find_card, list_cards
 from agents.shared.files.folder_files import read_regular
 from app.errors import UsageError
-from app.planning.upgrades import Offer, OfferKind, PriceList
+from app.planning.upgrades import OfferKind, PricedPart, PriceList
 from app.runfile.run_file import MAX_FILE_BYTES
 
 OWN_NAME = "prices.csv"
@@ -136,9 +136,9 @@ def _find_problem(cells: Mapping[str, str]) -> str:
     return ""
 
 
-def _make_offer(cells: Mapping[str, str]) -> Offer:
+def _make_offer(cells: Mapping[str, str]) -> PricedPart:
     kind = cast(OfferKind, cells["kind"])
-    return Offer(
+    return PricedPart(
         kind=kind,
         name=cells["name"] if kind == "gpu" else f"{_read_number(cells['name']):g}",
         price=_read_number(cells["price"]),

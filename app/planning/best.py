@@ -18,8 +18,8 @@ _LEAST_DATA = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Limits of a run."""
+class BestLimits:
+    """Deadline and budget of a run."""
 
     seconds: float | None = None
     """Time until the deadline; None: no deadline."""
@@ -65,7 +65,7 @@ class FittingModel:
 
 
 def find_fitting(
-    request: PlanRequest, models: Iterable[tuple[str, ModelShape]], limits: Limits
+    request: PlanRequest, models: Iterable[tuple[str, ModelShape]], limits: BestLimits
 ) -> tuple[FittingModel, ...]:
     """Return the models that fit and keep the limits, the largest first that train on all data.
 
@@ -93,7 +93,7 @@ def find_fitting(
     return tuple(found)
 
 
-def _find_best(request: PlanRequest, limits: Limits, room_bytes: int) -> FittingModel | None:
+def _find_best(request: PlanRequest, limits: BestLimits, room_bytes: int) -> FittingModel | None:
     """Return the first way of training a model that keeps the limits, else the quickest, or None.
 
     LoRA comes before QLoRA, as it rounds no weights; with streamed weights, the faster one. Packed
@@ -131,7 +131,7 @@ def _quicker(first: FittingModel | None, other: FittingModel) -> FittingModel:
 
 
 def _judge(
-    request: PlanRequest, kind: AdapterKind, chosen: Candidate, limits: Limits, *, packing: bool
+    request: PlanRequest, kind: AdapterKind, chosen: Candidate, limits: BestLimits, *, packing: bool
 ) -> FittingModel:
     """Return a plan with the settings that keep the limits, by fewer steps if need be."""
     change: dict[str, object] = {"adapter.kind": kind}

@@ -33,7 +33,7 @@ _LEAST_GAIN = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
+class PricedPart:
     """Row of a price list."""
 
     kind: OfferKind
@@ -53,12 +53,12 @@ class Offer:
 class PriceList:
     """Things to buy."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[PricedPart, ...]
     currency: str = ""
     note: str = ""
     """Source of the prices, as a sentence without a full stop."""
 
-    def list_kind(self, kind: OfferKind) -> list[Offer]:
+    def list_kind(self, kind: OfferKind) -> list[PricedPart]:
         """Return the rows of a kind."""
         return [one for one in self.offers if one.kind == kind]
 
@@ -111,7 +111,7 @@ class Upgrades:
 class _Change:
     """One purchase, and the PCs after it."""
 
-    offer: Offer
+    offer: PricedPart
     text: str
     price: float
     cluster: Cluster
@@ -195,7 +195,7 @@ def _places(candidate: Candidate | None) -> Places:
 
 def _choose_promising(changes: Sequence[_Change], num_gpus: int) -> list[_Change]:
     """Return the changes to plan, the first of each offer before the second of any."""
-    num_seen: dict[Offer, int] = {}
+    num_seen: dict[PricedPart, int] = {}
     ranked: list[tuple[bool, int, int, _Change]] = []
     for change in changes:
         nth = num_seen[change.offer] = num_seen.get(change.offer, 0) + 1
@@ -248,7 +248,7 @@ def _put(cluster: Cluster, old: PlannedNode, new: PlannedNode) -> Cluster:
     return replace(cluster, nodes=tuple(new if one is old else one for one in cluster.nodes))
 
 
-def _change_gpus(cluster: Cluster, node: PlannedNode, offer: Offer) -> Iterator[_Change]:
+def _change_gpus(cluster: Cluster, node: PlannedNode, offer: PricedPart) -> Iterator[_Change]:
     """Yield a card in a free slot of a PC, and instead of its slowest one."""
     gpus = tuple(gpu for gpu in node.gpus if gpu.device != "cpu")
     new = PlannedGpu(name=offer.name)
@@ -330,7 +330,7 @@ def _is_slower(link: LinkSpeed, new: LinkSpeed) -> bool:
     return link.bytes_per_s < 0.7 * new.bytes_per_s
 
 
-def _add_pc(cluster: Cluster, offer: Offer, card: Offer) -> _Change:
+def _add_pc(cluster: Cluster, offer: PricedPart, card: PricedPart) -> _Change:
     """Return another PC with a card, on a link like the typical one."""
     taken = {node.name for node in cluster.nodes}
     name = next(name for i in range(len(taken) + 1) if (name := f"new-pc{i or ''}") not in taken)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from app.errors import UserError
-from app.filelock import Holder, is_held, read_holder, refuse_held, try_held, try_locked
+from app.filelock import LockHolder, is_held, read_holder, refuse_held, try_held, try_locked
 from app.paths import private_folder
 from app.runs.services import Services
 
@@ -67,12 +67,12 @@ def claim_export(services: Services, run_id: str) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def list_exports(services: Services, run_id: str) -> list[Holder]:
+def list_exports(services: Services, run_id: str) -> list[LockHolder]:
     """Return the processes of this PC that export a run."""
     found = []
     for path in _names(services, run_id).glob("export-*.lock"):
         if is_held(path):
-            unknown = Holder(pid=0, command="another process", since_s=0.0)
+            unknown = LockHolder(pid=0, command="another process", since_s=0.0)
             found.append(read_holder(path) or unknown)
     return found
 

@@ -31,7 +31,7 @@ from app.events import (
     Severity,
     StepsArrived,
 )
-from app.filelock import Holder, is_held, read_holder
+from app.filelock import LockHolder, is_held, read_holder
 from app.paths import Paths, UnsafeName
 from app.runs.journals.history import RunHistory
 from app.runs.journals.mirror import Mirror
@@ -145,14 +145,16 @@ class RunRepository:
             for attempt in self.store.attempts(run.run_id)
         )
 
-    def find_starter(self, run_id: str) -> Holder | None:
+    def find_starter(self, run_id: str) -> LockHolder | None:
         """Return the living process that launches the run or resumes it, or None."""
         folder = self._folder(run_id)
         if folder is None:
             return None  # no run with such an id is ever launched
         for path in (folder / LAUNCH_LOCK, folder / RESUME_LOCK):
             if is_held(path):
-                return read_holder(path) or Holder(pid=0, command="unknown", since_s=time.time())
+                return read_holder(path) or LockHolder(
+                    pid=0, command="unknown", since_s=time.time()
+                )
         return None
 
     def history(self, run_id: str) -> RunHistory:

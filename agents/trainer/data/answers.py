@@ -25,9 +25,9 @@ from agents.errors import ExpectedError
 from agents.shared.data.columns import THOUGHT_MARKS
 from agents.trainer.data import templates
 from agents.trainer.data.conversations import ConversationTurn, Weighted, count_same
-from agents.trainer.data.thoughts import find_kept, find_thought, name_thought, place_thought
-from agents.trainer.data.tool_calls import ToolError
-from agents.trainer.data.tool_turns import find_left_out, settle_calls, shows_calls
+from agents.trainer.data.turns.thoughts import find_kept, find_thought, name_thought, place_thought
+from agents.trainer.data.turns.tool_calls import ToolError
+from agents.trainer.data.turns.tool_turns import find_left_out, settle_calls, shows_calls
 
 _OTHER_ANSWER = "another-answer-in-its-place"
 # For templates that write today's date: the same day on every node and after every resume. Llama

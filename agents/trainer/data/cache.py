@@ -42,7 +42,7 @@ _REPORT_ROWS = 1000
 _REPORT_CHARS = 1 << 22
 _WAIT_S = 1.0
 # Modules, here and in `agents.shared.data`, whose source determines the content of an entry.
-_SOURCES = (
+ROW_MODULES = (
     "answers",
     "conversations",
     "examples",
@@ -55,12 +55,12 @@ _SOURCES = (
     "store",
     "tally",
     "templates",
-    "thoughts",
+    "turns/thoughts",
     "tokens",
-    "tool_calls",
-    "tool_turns",
+    "turns/tool_calls",
+    "turns/tool_turns",
 )
-_SHARED_SOURCES = (
+_SHARED_MODULES = (
     *("columns", "encodings", "files", "findings", "html_text", "meaning", "offers"),
     *("rankings", "rendered", "reshape"),
 )
@@ -128,7 +128,7 @@ def make_key(
         "rules": rules,
         "rows": None if chosen is None else hashlib.sha256(chosen.tobytes()).hexdigest(),
         "shuffles": spec.data.shuffle,
-        "code": hash_code(_SOURCES),
+        "code": hash_code(ROW_MODULES),
         "versions": [version("tokenizers"), version("transformers")],
     }
     text = json.dumps(parts, sort_keys=True)
@@ -145,7 +145,7 @@ def list_names(files: DataFiles) -> list[str]:
 def hash_code(modules: Sequence[str]) -> str:
     """Return a hash of the source of these modules, and of those that read rows on both sides."""
     sources = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in modules]
-    shared = [pkgutil.get_data("agents.shared.data", f"{name}.py") for name in _SHARED_SOURCES]
+    shared = [pkgutil.get_data("agents.shared.data", f"{name}.py") for name in _SHARED_MODULES]
     return hashlib.sha256(b"\0".join([*sources, *(one or b"" for one in shared)])).hexdigest()
 
 

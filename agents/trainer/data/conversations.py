@@ -22,7 +22,7 @@ from agents.shared.data.encodings import NotUtf8
 from agents.shared.data.meaning import MAX_WEIGHT, read_mark
 from agents.shared.data.rendered import ends_with_answer_begin, find_answers
 from agents.shared.data.reshape import find_turns
-from agents.trainer.data.tool_calls import (
+from agents.trainer.data.turns.tool_calls import (
     ToolCall,
     ToolError,
     holds,

@@ -25,7 +25,7 @@ from agents.shared.data.files import MAX_LINE_CHARS
 from agents.shared.data.meaning import find_kind
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from agents.state import archive_path
-from agents.trainer.data.tool_calls import without_nulls
+from agents.trainer.data.turns.tool_calls import without_nulls
 
 MEMORY_BYTES = 768 << 20
 """Memory that the child may take in addition to its libraries, in bytes."""

@@ -37,8 +37,8 @@ from agents.shared.data.splits import choose_named, choose_split
 from agents.trainer.data.conversations import ConversationRow, read_row, read_row_by_older_rules
 from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.tally import BLANK, Skipped, Tally
-from agents.trainer.data.thoughts import treat_thoughts
 from agents.trainer.data.tokens import TEXT_RULES
+from agents.trainer.data.turns.thoughts import treat_thoughts
 
 # Number of rows between two checks for data that would be trained wrongly.
 _CHECKED_ROWS = 1000

@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
 from agents.contract.requests.rows import DataFigures, RowBrief, RowList
 from agents.contract.spec import DataSpec, RunSpec
 from app.core.data import ListDataRows, ReadDataFigures, ShowDataRow
-from app.data.browser import DataSource
+from app.data.browser import BrowsedData
 from app.errors import RacklessError, UserError
 from app.gui.data.columns_pane import ColumnsPane
 from app.gui.data.numbers_pane import NumbersPane
@@ -52,7 +52,7 @@ class DataPage(QWidget):
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
-        self._source: DataSource | None = None
+        self._source: BrowsedData | None = None
         self._figures = DataFigures()
         self._ops: dict[str, Op] = {}
         self.banner = Banner(context.theme)
@@ -137,9 +137,9 @@ class DataPage(QWidget):
 
     def open_source(self, spec: RunSpec) -> None:
         """Look through the data of a run, its first source first."""
-        self._show(DataSource(spec=spec))
+        self._show(BrowsedData(spec=spec))
 
-    def _show(self, source: DataSource) -> None:
+    def _show(self, source: BrowsedData) -> None:
         model = source.spec.model
         self.bar.show_names(source.name, "" if model == _UNUSED_MODEL else model)
         self._source = source
@@ -154,9 +154,9 @@ class DataPage(QWidget):
             return
         model = model or _UNUSED_MODEL
         data = DataSpec(train=name)
-        known = self._source or DataSource(spec=RunSpec(model=model, data=data))
+        known = self._source or BrowsedData(spec=RunSpec(model=model, data=data))
         if known.name != name:  # its columns are others
-            known = DataSource(spec=replace(known.spec, data=data))
+            known = BrowsedData(spec=replace(known.spec, data=data))
         spec = replace(known.spec, model=model)
         self._show(replace(known, spec=spec, num_opened=known.num_opened + 1))
 

@@ -109,7 +109,7 @@ def settle_losses(counts: Sequence[DataCount], report: OnMessage, *, accepts: bo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Data:
+class _DataPart:
     """One source of training data, or evaluation data with files of its own."""
 
     part: Part
@@ -124,7 +124,7 @@ class _Data:
         return None if self.part == "train" else self.spec.data.train
 
 
-def _list_data(spec: RunSpec) -> tuple[_Data, ...]:
+def _list_data(spec: RunSpec) -> tuple[_DataPart, ...]:
     """Return all data of a run; held-out rows are counted with the training data."""
     found = []
     spec = settle_template(spec)
@@ -133,14 +133,14 @@ def _list_data(spec: RunSpec) -> tuple[_Data, ...]:
         if source.split is not None:
             data = replace(data, sources=(SourceSpec(path=source.path, split=source.split),))
         one = replace(spec, data=data)
-        found.append(_Data(part="train", place=place, name=source.path, spec=one))
+        found.append(_DataPart(part="train", place=place, name=source.path, spec=one))
     if name := spec.data.eval_path:
         one = replace(spec, data=replace(spec.data, sources=()))
-        found.append(_Data(part="eval", place=0, name=name, spec=one))
+        found.append(_DataPart(part="eval", place=0, name=name, spec=one))
     return tuple(found)
 
 
-async def _count_here(services: Services, data: _Data, report: OnMessage) -> DataCount:
+async def _count_here(services: Services, data: _DataPart, report: OnMessage) -> DataCount:
     spec, part, name = data.spec, data.part, data.name
     await asyncio.to_thread(require_data, name, f"data.{part}")
     path = await asyncio.to_thread(_find_readable, name)
@@ -173,7 +173,7 @@ def _find_readable(name: str) -> Path | None:
 
 
 async def _count_there(
-    services: Services, data: _Data, inputs: Inputs, node: str, python: str, report: OnMessage
+    services: Services, data: _DataPart, inputs: Inputs, node: str, python: str, report: OnMessage
 ) -> DataPreview:
     # Late: lists of runs find no tokenizer.
     from app.library.models import find_tokenizer

@@ -14,7 +14,7 @@ from agents.contract.requests.attempts import ListAttempts, StopAttempt
 from agents.contract.requests.runs import DeleteRun, HaltRun
 from app import errors
 from app.events import ACTIVE_STATES, RunState
-from app.filelock import Holder
+from app.filelock import LockHolder
 from app.progress import OnMessage
 from app.runs.export_claims import claim_deletion, list_exports
 from app.runs.lifecycle.election import close_parts
@@ -102,7 +102,9 @@ def _ask_stop(services: Services, run_id: str, *, again: bool) -> None:
     )
 
 
-async def _wait_for_starter(services: Services, run_id: str, report: OnMessage) -> Holder | None:
+async def _wait_for_starter(
+    services: Services, run_id: str, report: OnMessage
+) -> LockHolder | None:
     """Wait until the process that launches the run has ended that; return it if it does not."""
     deadline_s = time.monotonic() + STARTER_S
     while (starter := services.runs.find_starter(run_id)) is not None:
@@ -113,7 +115,7 @@ async def _wait_for_starter(services: Services, run_id: str, report: OnMessage) 
     return None
 
 
-def _say_suspended(services: Services, run_id: str, starter: Holder, report: OnMessage) -> None:
+def _say_suspended(services: Services, run_id: str, starter: LockHolder, report: OnMessage) -> None:
     text = (
         f"{starter} was launching the run and does not answer; it will start nothing. "
         f"{starter.advice}."

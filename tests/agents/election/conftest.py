@@ -24,7 +24,7 @@ from agents.contract.signatures import make_seed, public_key, sign
 from agents.contract.spec import CheckpointSpec, DataSpec, RunSpec
 from agents.contract.wire import to_wire
 from agents.election.channel import Peer
-from agents.election.member import Member
+from agents.election.member import ElectionMember
 from agents.node.checkpoints import hash_entries
 from agents.node.files import describe_file
 from agents.node.manifest import write_manifest
@@ -76,12 +76,12 @@ class Nodes:
     def __post_init__(self) -> None:
         self.seeds = {name: make_seed() for name in self.names}
 
-    def member(self, name: str, number: int = 1) -> Member | None:
+    def member(self, name: str, number: int = 1) -> ElectionMember | None:
         """Return the signer of a node, as a program on it has it."""
         if not self.is_signed:
             return None
         keys = {node: public_key(seed) for node, seed in self.seeds.items()}
-        return Member(RUN, number, name, self.seeds[name], keys)
+        return ElectionMember(RUN, number, name, self.seeds[name], keys)
 
     def peer(self, sender: str, receiver: str, number: int = 1) -> Peer:
         """Return `receiver` as `sender` asks it."""

@@ -18,7 +18,7 @@ from agents.election.channel import (
     Peer,
     PeerError,
 )
-from agents.election.member import Member
+from agents.election.member import ElectionMember
 from agents.rendezvous.credential import make_client_context
 from app.nodes.credential import make_credential
 
@@ -77,8 +77,8 @@ def test_requests_of_one_node_do_not_take_the_places_of_others(credential: str) 
     seeds = {name: make_seed() for name in "abc"}
     keys = {name: public_key(seed) for name, seed in seeds.items()}
 
-    def member(name: str) -> Member:
-        return Member("run-1", 1, name, seeds[name], keys)
+    def member(name: str) -> ElectionMember:
+        return ElectionMember("run-1", 1, name, seeds[name], keys)
 
     may_end, began = threading.Event(), threading.Semaphore(0)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.comparisons import read_deadline
 from app.cli.main import run
+from app.cli.parts.comparisons import read_deadline
 
 CLUSTERS = Path(__file__).parents[3] / "resources" / "clusters"
 THREE, TWO = str(CLUSTERS / "three-mismatched.yaml"), str(CLUSTERS / "two-3090.yaml")

@@ -16,7 +16,7 @@ import pytest
 from agents.contract.data import SourceSpec
 from agents.contract.requests.rows import DataFigures, RowRequest
 from agents.contract.spec import DataSpec, RunSpec
-from app.data.browser import _PROGRAM, DataBrowser, DataSource
+from app.data.browser import _PROGRAM, BrowsedData, DataBrowser
 from app.errors import UserError
 from app.planning.advice.changes import apply_change
 from app.presentation.offer_text import find_offer
@@ -43,8 +43,8 @@ def write(path: Path) -> Path:
     return path
 
 
-def source(path: Path, model: str = "org/m") -> DataSource:
-    return DataSource(
+def source(path: Path, model: str = "org/m") -> BrowsedData:
+    return BrowsedData(
         spec=RunSpec(model=model, data=DataSpec(train=str(path)), sequence_tokens=128)
     )
 
@@ -60,7 +60,7 @@ def browse(home: Path, work: Callable[[DataBrowser], Any]) -> Any:
     return asyncio.run(run())
 
 
-async def read_all(browser: DataBrowser, wanted: DataSource) -> DataFigures:
+async def read_all(browser: DataBrowser, wanted: BrowsedData) -> DataFigures:
     while not (found := await browser.figures(wanted)).is_whole:
         assert not found.problem
         await asyncio.sleep(0.05)
@@ -198,7 +198,7 @@ def test_each_source_of_a_run_and_its_evaluation_data_are_read(tmp_path: Path) -
         SourceSpec(path=str(second), columns=("instruction=q", "output=a")),
     )
     data = DataSpec(train=str(first), sources=sources, eval=str(held_out))
-    one = DataSource(spec=RunSpec(model="org/m", data=data))
+    one = BrowsedData(spec=RunSpec(model="org/m", data=data))
 
     async def look(browser: DataBrowser) -> list[int]:
         found = [await read_all(browser, other) for other in one.list_others()]

@@ -7,7 +7,7 @@ import pytest
 from agents.contract.spec import DataSpec, RunSpec
 from app.library.cluster_file import parse_cluster
 from app.library.configs import read_known
-from app.planning.best import FittingModel, Limits, find_fitting
+from app.planning.best import BestLimits, FittingModel, find_fitting
 from app.planning.candidate import DataSize, PlanRequest
 from app.planning.shape.model_shape import read_shape
 
@@ -22,7 +22,7 @@ PC = parse_cluster("nodes: [{name: pc, gpus: [RTX 4090], ram_gib: 32}]")
 HOUR_S = 3600.0
 
 
-def find(limits: Limits, num_rows: int | None = 5000) -> dict[str, FittingModel]:
+def find(limits: BestLimits, num_rows: int | None = 5000) -> dict[str, FittingModel]:
     request = PlanRequest(
         spec=RunSpec(model="-", data=DataSpec(train="t")),
         shape=SHAPES[NAMES[0]],
@@ -34,7 +34,7 @@ def find(limits: Limits, num_rows: int | None = 5000) -> dict[str, FittingModel]
 
 
 def test_models_are_listed_with_time_and_cost_the_largest_first() -> None:
-    found = find(Limits(price_per_kwh=0.4))
+    found = find(BestLimits(price_per_kwh=0.4))
 
     sizes = [one.num_parameters for one in found.values()]
     assert sizes == sorted(sizes, reverse=True)
@@ -47,10 +47,10 @@ def test_models_are_listed_with_time_and_cost_the_largest_first() -> None:
 
 
 def test_a_deadline_shortens_a_run_or_excludes_it() -> None:
-    every = find(Limits())
+    every = find(BestLimits())
     limit_s = 0.5 * (every[NAMES[2]].total_s or 0)
 
-    found = find(Limits(seconds=limit_s))
+    found = find(BestLimits(seconds=limit_s))
 
     assert found[NAMES[0]].is_whole
     part = found[NAMES[2]]
@@ -63,26 +63,26 @@ def test_a_deadline_shortens_a_run_or_excludes_it() -> None:
 
 
 def test_a_model_that_would_see_less_than_a_twentieth_of_the_data_is_left_out() -> None:
-    largest = find(Limits())[NAMES[3]]
+    largest = find(BestLimits())[NAMES[3]]
 
-    found = find(Limits(seconds=0.04 * (largest.total_s or 0)))
+    found = find(BestLimits(seconds=0.04 * (largest.total_s or 0)))
 
     assert NAMES[3] not in found
     assert NAMES[0] in found
 
 
 def test_a_budget_shortens_a_run_in_the_same_way() -> None:
-    every = find(Limits(price_per_kwh=0.4))
+    every = find(BestLimits(price_per_kwh=0.4))
     budget = 0.5 * (every[NAMES[2]].cost or 0)
 
-    found = find(Limits(budget=budget, price_per_kwh=0.4))
+    found = find(BestLimits(budget=budget, price_per_kwh=0.4))
 
     assert all((one.cost or 0) <= budget for one in found.values())
     assert not found[NAMES[2]].is_whole
 
 
 def test_without_a_number_of_rows_times_are_not_known() -> None:
-    found = find(Limits(seconds=HOUR_S), num_rows=None)
+    found = find(BestLimits(seconds=HOUR_S), num_rows=None)
 
     assert set(found) == set(NAMES)
     assert {(one.total_s, one.share) for one in found.values()} == {(None, None)}

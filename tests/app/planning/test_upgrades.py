@@ -14,18 +14,18 @@ from app.planning.hardware.cluster import Cluster
 from app.planning.plan import make_plan
 from app.planning.quick import plan_quickly
 from app.planning.shape.model_shape import read_shape
-from app.planning.upgrades import Offer, PriceList, Upgrade, Upgrades, rank_upgrades
+from app.planning.upgrades import PricedPart, PriceList, Upgrade, Upgrades, rank_upgrades
 
 CONFIGS = {name: entry["config"] for entry in read_known() for name in entry["names"]}
 PRICES = PriceList(
     offers=(
-        Offer(kind="gpu", name="RTX 3060", price=260),
-        Offer(kind="gpu", name="RTX 4090", price=1900, slots=4),
-        Offer(kind="ram", name="32", price=120),
-        Offer(kind="nic", name="2.5", price=25),
-        Offer(kind="nic", name="10", price=90),
-        Offer(kind="switch", name="2.5", price=70),
-        Offer(kind="pc", name="32", price=500),
+        PricedPart(kind="gpu", name="RTX 3060", price=260),
+        PricedPart(kind="gpu", name="RTX 4090", price=1900, slots=4),
+        PricedPart(kind="ram", name="32", price=120),
+        PricedPart(kind="nic", name="2.5", price=25),
+        PricedPart(kind="nic", name="10", price=90),
+        PricedPart(kind="switch", name="2.5", price=70),
+        PricedPart(kind="pc", name="32", price=500),
     ),
     currency="EUR",
     note="prices are guesses",
@@ -125,7 +125,7 @@ def test_listed_nodes_and_shares_do_not_exclude_what_is_bought() -> None:
 
 
 def test_a_card_that_costs_nothing_comes_first() -> None:
-    free = PriceList(offers=(Offer(kind="gpu", name="RTX 3060", price=0), *PRICES.offers[1:]))
+    free = PriceList(offers=(PricedPart(kind="gpu", name="RTX 3060", price=0), *PRICES.offers[1:]))
 
     best = rank(request("meta-llama/Llama-3.1-8B", pcs("RTX 3060")), free).found[0]
 

@@ -135,7 +135,7 @@ class RowIndex:
         return len(repeats)
 
 
-class _Recorder(Tally):
+class _Reasons(Tally):
     """A tally that also hands each skipped row to an indexer."""
 
     def __init__(self, name: str, indexer: Indexer) -> None:
@@ -160,7 +160,7 @@ class Indexer:
     def __init__(self, files: DataFiles, spec: RunSpec, tokenizer: Any, index: RowIndex) -> None:
         self._files, self._spec, self._tokenizer = files, spec, tokenizer
         self.index = index
-        self._tally = _Recorder(files.name, self)
+        self._tally = _Reasons(files.name, self)
         self.reader = RowReader(files, spec.data, spec.objective, self._tally)
         # Rows in reading order, and what is known of them: the tokenizer answers in groups.
         self._order: deque[int] = deque()

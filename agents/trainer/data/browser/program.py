@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pkgutil
 import shutil
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.trainer.data.browser.index import CUT, DUPLICATE, EMPTY, LEFT_OUT, Indexer, RowIndex
 from agents.trainer.data.browser.places import RowPlaces, until
-from agents.trainer.data.cache import _SHARED_SOURCES, _SOURCES
+from agents.trainer.data.cache import ROW_MODULES, hash_code
 from agents.trainer.data.conversations import ConversationRow
 from agents.trainer.data.hub import find_data, find_tokenizer
 from agents.trainer.data.parquet_reader import limit_memory
@@ -351,10 +350,6 @@ def _show_turns(row: ConversationRow) -> ShownRow:
 def make_key(job: BrowseJob, files: DataFiles) -> str:
     """Return the name of an index: a hash of all that decides its numbers, without any content."""
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files.paths]
-    names = [("agents.trainer.data", f"{name}.py") for name in _SOURCES]
-    names += [("agents.shared.data", f"{name}.py") for name in _SHARED_SOURCES]
-    names += [(__package__, "index.py")]
-    code = b"\0".join(pkgutil.get_data(*name) or b"" for name in names)
     tokenizer = Path(job.model_path) / "tokenizer.json"
     parts = [
         stats,
@@ -363,7 +358,7 @@ def make_key(job: BrowseJob, files: DataFiles) -> str:
         job.spec.sequence_tokens,
         job.model_path,
         tokenizer.stat().st_mtime_ns if job.model_path and tokenizer.exists() else 0,
-        hashlib.sha256(code).hexdigest(),
+        hash_code((*ROW_MODULES, "browser/index")),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -12,8 +12,8 @@ from agents.trainer.data.cache import make_key, tokenize_kept
 from agents.trainer.data.conversations import read_row
 from agents.trainer.data.rows import RowReader, find_files
 from agents.trainer.data.tally import Tally
-from agents.trainer.data.thoughts import without_thought
 from agents.trainer.data.tokenizer import load_tokenizer
+from agents.trainer.data.turns.thoughts import without_thought
 from tests.agents.trainer.data import chat_templates as families
 from tests.agents.trainer.data.test_answers import mark
 from tests.agents.trainer.ranks import DEMO, make_spec

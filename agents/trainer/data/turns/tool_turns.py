@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from agents.trainer.data.conversations import ConversationTurn
-from agents.trainer.data.tool_calls import ToolCall, ToolError
+from agents.trainer.data.turns.tool_calls import ToolCall, ToolError
 
 Turns = tuple[ConversationTurn, ...]
 Render = Callable[[Turns], str]

@@ -12,7 +12,7 @@ from app.cli.kit.command import with_core
 from app.cli.kit.output import Output, plain
 from app.core.action import CoreApi
 from app.core.data import ListDataRows, ReadDataFigures, ShowDataRow
-from app.data.browser import DataSource
+from app.data.browser import BrowsedData
 from app.errors import UserError
 from app.presentation.data_text import mark_learned, spell_out
 from app.presentation.rows_text import (
@@ -43,7 +43,7 @@ def declare_show(parser: argparse.ArgumentParser) -> None:
 
 
 async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    source = DataSource(spec=RunSpec(model=args.model, data=DataSpec(train=args.path)))
+    source = BrowsedData(spec=RunSpec(model=args.model, data=DataSpec(train=args.path)))
     if args.row is not None:
         row = await core.do(ShowDataRow(source=source, place=args.row))
         out.document(row)
@@ -89,7 +89,7 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-async def _read_all(core: CoreApi, source: DataSource, out: Output) -> DataFigures:
+async def _read_all(core: CoreApi, source: BrowsedData, out: Output) -> DataFigures:
     """Wait until all rows are read.
 
     Raises:

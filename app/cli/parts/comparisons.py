@@ -16,7 +16,7 @@ from app.core.action import CoreApi
 from app.core.library import ReadRunFile
 from app.core.plans import FindFittingModels, RankUpgrades
 from app.errors import UsageError
-from app.planning.best import FittingModel, Limits
+from app.planning.best import BestLimits, FittingModel
 from app.planning.candidate import Candidate
 from app.planning.upgrades import Upgrade, Upgrades
 from app.presentation import plan_text
@@ -215,7 +215,7 @@ async def print_fitting(core: CoreApi, args: argparse.Namespace, out: Output) ->
     else:
         spec = RunSpec(model="-", data=DataSpec(train=str(args.data.absolute())))
     now_s = time.time()
-    limits = Limits(
+    limits = BestLimits(
         seconds=None if args.by is None else args.by - now_s,
         budget=args.budget,
         price_per_kwh=args.price_per_kwh,

@@ -1,0 +1,1 @@
+"""Parts of a turn that chat templates write in their own way: thoughts and tool calls."""

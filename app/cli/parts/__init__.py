@@ -1,0 +1,1 @@
+"""Options of a command that have a file of their own."""
