@@ -152,12 +152,14 @@ class DataBrowser:
             return process
         await self.close()
         job = await asyncio.to_thread(_make_job, source)
-        folder = self._home / "cache" / "rows"
+        home = self._home.absolute()  # in which the program works
+        folder = home / "cache" / "rows"
         with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
             json.dump(to_wire(job), file)
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "agents.program", _PROGRAM, file.name, str(folder)),
             env=await asyncio.to_thread(program_environ, self._home),
+            cwd=home,
             limit=_MAX_LINE_BYTES,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -194,7 +196,7 @@ def _make_job(source: BrowsedData) -> BrowseJob:
     return BrowseJob(
         spec=spec,
         path=source.name if is_hub else str(path),
-        model_path=str(folder) if has_tokenizer else "",
+        model_path=str(folder.absolute()) if folder is not None and has_tokenizer else "",
         held_out_from=None if source.part == "train" else source.spec.data.train,
         split=source.source.split,
     )

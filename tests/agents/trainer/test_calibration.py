@@ -121,7 +121,7 @@ def test_card_is_measured_in_the_type_of_training(
 
 
 def test_measurement_of_an_emulated_type_is_not_used() -> None:
-    old = Calibration(card="NVIDIA GeForce RTX 2080 Ti", matrix_flops_per_s=1e12)
+    old = Calibration(card="NVIDIA GeForce RTX 2080 Ti", matrix_flops_per_s=4e13)
     assert "only emulates" in find_fault(old, capability=(7, 5))
     assert find_fault(replace(old, precision="float16"), capability=(7, 5)) == ""
     assert find_fault(old, capability=(8, 6)) == ""

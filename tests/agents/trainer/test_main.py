@@ -140,7 +140,9 @@ def test_too_many_broken_lines_end_every_rank_with_the_first_number(tmp_path, ti
     lines[16:28] = [line[:-3] for line in lines[16:28]]
     run.train.write_text("\n".join(lines))
     message = refuse(run)
-    assert f"{run.train}: 12 of 40 rows are malformed, the first in row 17: not valid" in message
+    assert (
+        f"{run.train.name}: 12 of 40 rows are malformed, the first in row 17: not valid" in message
+    )
 
 
 def test_a_rank_that_cannot_load_ends_the_others_at_once(tmp_path, tiny_model):
@@ -155,11 +157,11 @@ def test_a_rank_that_cannot_load_ends_the_others_at_once(tmp_path, tiny_model):
     ranks = [start_rank(intent, rank, folder, {}) for rank, folder in enumerate(folders)]
     assert finish(ranks) == [3, 3, 3]
     assert time.monotonic() - started < 30
-    assert read_journal(broken, 1)[-1]["message"] == f"{tmp_path / 'none.jsonl'} does not exist."
+    assert read_journal(broken, 1)[-1]["message"] == f"{run.train.name} does not exist."
     for rank in (0, 2):
         message = failure(run, rank)["message"]
         assert "lost its connection to rank 1 (node here, cpu), which failed" in message
-        assert "none.jsonl does not exist" in message
+        assert f"{run.train.name} does not exist" in message
 
 
 def test_ranks_with_different_data_are_told_apart(tmp_path, tiny_model):

@@ -220,11 +220,15 @@ def test_what_is_said_about_a_picture_is_named_only(column: str, value: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("mark", "kind"),
-    [({"train": 0.5}, "weight"), ({"feedback": "bad"}, "verdict"), ({"liked": False}, "verdict")],
+    ("mark", "kind", "consequence"),
+    [
+        ({"train": 0.5}, "weighted", "note"),
+        ({"feedback": "bad"}, "verdict", "refuse"),
+        ({"liked": False}, "verdict", "refuse"),
+    ],
 )
 def test_a_mark_on_a_question_does_not_hide_the_one_on_an_answer(
-    mark: dict[str, Any], kind: str
+    mark: dict[str, Any], kind: str, consequence: str
 ) -> None:
     (found,) = judge({"messages": [{**ASKED, **mark}, {**ANSWERED, **mark}]})
-    assert (found.kind, found.consequence, found.count) == (kind, "refuse", 1)
+    assert (found.kind, found.consequence, found.count) == (kind, consequence, 1)
