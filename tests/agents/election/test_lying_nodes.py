@@ -34,7 +34,7 @@ from agents.contract.signatures import make_seed, sign
 from agents.contract.wire import WireError, to_wire
 from agents.election.channel import Listener, PeerError
 from agents.election.grants import GRANT_S, Grants
-from agents.election.member import Member
+from agents.election.member import ElectionMember
 from agents.election.part import RULES, Part
 from agents.errors import ExpectedError
 from agents.node.checkpoints import describe_folder, list_checkpoints
@@ -171,11 +171,11 @@ def test_the_credential_alone_asks_nothing(nodes: Nodes) -> None:
     keys = {name: "00" * 32 for name in nodes.names}
     strangers = [
         None,  # as a master of an earlier version would allow
-        Member(RUN, 1, "b", nodes.seeds[LIAR], keys),  # as another node
-        Member(RUN, 1, LIAR, make_seed(), keys),  # with a key of its own
-        Member(RUN, 1, "d", make_seed(), keys),  # as a node of no attempt
-        Member(RUN, 2, LIAR, nodes.seeds[LIAR], keys),  # for another attempt
-        Member("run-2", 1, LIAR, nodes.seeds[LIAR], keys),  # for another run
+        ElectionMember(RUN, 1, "b", nodes.seeds[LIAR], keys),  # as another node
+        ElectionMember(RUN, 1, LIAR, make_seed(), keys),  # with a key of its own
+        ElectionMember(RUN, 1, "d", make_seed(), keys),  # as a node of no attempt
+        ElectionMember(RUN, 2, LIAR, nodes.seeds[LIAR], keys),  # for another attempt
+        ElectionMember("run-2", 1, LIAR, nodes.seeds[LIAR], keys),  # for another run
     ]
     for member in strangers:
         for kind, args in requests(nodes).items():
