@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from agents.contract.requests.rows import RowRequest
 from agents.contract.spec import DataSpec, RunSpec
-from app.data.browser import DataBrowser, DataSource
+from app.data.browser import BrowsedData, DataBrowser
 
 MOST_FIRST_S = 1.0
 MOST_BYTES = 2 << 30
@@ -53,7 +53,7 @@ async def measure(folder: Path, num_rows: int) -> bool:
     path = folder / "rows.jsonl"
     write_rows(path, num_rows)
     print(f"{num_rows:,} rows, {path.stat().st_size / 2**20:,.0f} MiB")
-    source = DataSource(spec=RunSpec(model="-", data=DataSpec(train=str(path))))
+    source = BrowsedData(spec=RunSpec(model="-", data=DataSpec(train=str(path))))
     browser = DataBrowser(folder / "home")
     first_s = await _time("first rows", browser.rows(source, RowRequest()))
     started_s = time.perf_counter()
@@ -74,7 +74,7 @@ async def measure(folder: Path, num_rows: int) -> bool:
     return first_s <= MOST_FIRST_S and peak_bytes <= MOST_BYTES
 
 
-async def _search(browser: DataBrowser, source: DataSource, request: RowRequest) -> None:
+async def _search(browser: DataBrowser, source: BrowsedData, request: RowRequest) -> None:
     while not (await browser.rows(source, request)).is_whole:
         pass
 
