@@ -1,4 +1,7 @@
-"""Starts on loopback nodes with played speeds do what the plan said: subset, mode and order."""
+"""Starts on loopback nodes with played speeds do what the plan said: subset, mode and order.
+
+Run by hand, two minutes: `pytest -m campaign tests/app/test_planned_starts.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from app.storage.database import open_database
 from app.storage.planning import LinkRecord, PlanningStore
 from tests.fakes.site import Site, open_site
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.campaign, pytest.mark.timeout(600)]
 NODES = ("alpha", "beta", "gamma")
 FAST, SLOW = 4e11, 2e10
 """Played rates of matrix products, in FLOP per second."""
