@@ -185,7 +185,7 @@ class DataSpec:
             group=DATA,
             details="Names are `messages`, `instruction`, `input`, `output`, `system`, `text`, "
             "`tools`, `chosen`, `rejected`; `roles.user=customer` names a role of messages. Also a "
-            "mapping: `{instruction: question, roles: {user: customer}}`. A field of a column is "
+            "mapping: `{instruction: question, roles: {customer: user}}`. A field of a column is "
             "`translation.en`. `candidates` with `score`, `rank` or `best` makes pairs, and `good` "
             "keeps good rows: [Which data for what](which-data.md#with-a-mapping).",
             placeholder="recognized",
@@ -753,8 +753,8 @@ class RunSpec:
         Key(
             label="Nodes",
             help="PCs that train together. They can have different GPUs.",
-            details="`all`: the plan chooses among all PCs and their GPUs. A list: every PC and "
-            "GPU in it takes part; `tower:0` is GPU 0 of the PC `tower`.",
+            details="`all`: the plan chooses among all PCs and their GPUs. A list: every PC in it "
+            "takes part, and every GPU that is listed; `tower:0` is GPU 0 of the PC `tower`.",
             group=WHERE,
             names="node",
             may_change=True,

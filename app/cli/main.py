@@ -28,7 +28,7 @@ _COMMANDS = {
     "plan": "show what a run needs, where it would train and how fast, without starting it",
     "preview": "preview the data of a run and what the model learns from it",
     "models": "find, download and list models of the hub",
-    "data": "find, download and list data sets of the hub",
+    "data": "find, download and list data sets of the hub, and show rows of data",
     "recipes": "list and show run files to start from",
     "start": "start a run from its run file",
     "watch": "watch all nodes and runs without a window, and resume runs that lost a rank or node",

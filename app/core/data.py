@@ -63,11 +63,3 @@ class ShowDataRow(Action["WholeRow"]):
 
     async def perform(self, core: CoreState, report: Report) -> WholeRow:
         return await core.data.row(self.source, self.place)
-
-
-@action("data.close")
-class CloseData(Action[None]):
-    """End the process that reads the data."""
-
-    async def perform(self, core: CoreState, report: Report) -> None:
-        await core.data.close()

@@ -123,6 +123,7 @@ def name_paths(answers: new_run_answers.RunAnswers) -> dict[str, str]:
     with contextlib.suppress(ValueError):
         more = new_run_answers.read_sources(answers["data.sources"])[1:]
         found |= {f"data.sources[{place}]": one.path for place, one in enumerate(more, start=1)}
+    with contextlib.suppress(ValueError):
         if parse_held_out(answers["data.eval"]) is not None:
             del found["data.eval"]
     return found

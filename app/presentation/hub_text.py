@@ -5,30 +5,19 @@ from __future__ import annotations
 from agents.contract.requests.hub import CachedKind
 from app.hub.hub_http import ENDPOINT
 from app.hub.hub_item import HubFit, HubItem
-from app.text import DASH, show_bytes
+from app.text import DASH, show_bytes, show_count
 
 
 def describe_size(item: HubItem) -> str:
     """Describe the size of a model's weights, or of a data set."""
     parts = []
     if item.num_parameters:
-        parts.append(_show_parameters(item.num_parameters))
+        parts.append(show_count(item.num_parameters))
     if item.size_bytes is not None:
         parts.append(show_bytes(item.size_bytes))
     if item.rows:
         parts.append(show_rows(item.rows))
     return ", ".join(parts) or DASH
-
-
-def _show_parameters(number: int) -> str:
-    """Return a number of parameters as models are named.
-
-    >>> [_show_parameters(n) for n in (134_515_008, 8_030_261_248, 7_241_732)]
-    ['135M', '8.0B', '7.2M']
-    """
-    unit, scale = ("B", 1e9) if number >= 999.5e6 else ("M", 1e6)
-    digits = 0 if number / scale >= 99.95 else 1
-    return f"{number / scale:.{digits}f}{unit}"
 
 
 def show_rows(text: str) -> str:
@@ -72,8 +61,8 @@ def page_of(kind: CachedKind, name: str) -> str:
 
 
 def describe_gate(item: HubItem) -> str:
-    """Describe who may download an entry; empty: everybody."""
-    return "gated" if item.is_gated else ""
+    """Describe who may download an entry."""
+    return "gated" if item.is_gated else "open"
 
 
 def name_pc(node: str) -> str:

@@ -24,7 +24,6 @@ from agents.trainer.data.cache import load_examples
 from agents.trainer.data.rows import find_files
 from tests.agents.trainer.data import published
 
-GOAL = 0.9
 _TEXT = (
     "the river of Kelmar runs by a mill and the market is on Monday when people of the valley come "
     "to trade wool and bread for lanterns; Oren Dale laid the first stone of the bridge there."
@@ -94,10 +93,7 @@ def measure(kind: str, num_rows: int) -> dict[str, Any]:
         with _timed(ours):
             found = load_examples(find_files(path), "0", spec, tokenizer, Path(folder, "cache"))
         trained = int(found.num_tokens.sum())
-    shares = {
-        key: round(trained / ours[key] / (num_tokens / alone[key]), 2)
-        for key in ("wall_s", "cpu_s")
-    }
+    shares = {key: trained / ours[key] / (num_tokens / alone[key]) for key in ("wall_s", "cpu_s")}
     return {
         "kind": kind,
         "tokens": trained,

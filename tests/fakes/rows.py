@@ -15,7 +15,7 @@ from agents.contract.requests.rows import (
     WholeRow,
 )
 from app.core.action import Report
-from app.core.data import CloseData, ListDataRows, ReadDataFigures, ShowDataRow
+from app.core.data import ListDataRows, ReadDataFigures, ShowDataRow
 
 QUESTIONS = (
     ("How do I reset my password?", "Open Settings, choose Account, then Reset password."),
@@ -108,6 +108,3 @@ class FakeData:
         )
         is_out = brief.state == "left_out"
         return WholeRow(brief=brief, raw=raw, shown=None if is_out else shown)
-
-    async def close(self, action: CloseData, report: Report) -> None:
-        """End nothing: there is no process."""

@@ -98,7 +98,7 @@ def _row(item: HubItem, fit: HubFit | None) -> list[str]:
         item.name,
         describe_size(item),
         item.licence or DASH,
-        describe_gate(item) or "open",
+        describe_gate(item),
         show_number(item.downloads),
         show_number(item.likes),
         "yes" if item.is_cached else "",

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from app.gui.kit.primitives import show_tooltip
 from app.gui.kit.theme import Theme
 from app.presentation.rows_text import name_bars
-from app.text import count_of
+from app.text import count_of, show_count
 
 HEIGHT_PX = 150
 _LABEL_PX = 18
@@ -73,12 +73,4 @@ class Histogram(QWidget):
             painter.drawText(below, int(Qt.AlignmentFlag.AlignCenter), f"{most:,}")
             above = QRectF(below.left(), bar.top() - _LABEL_PX, below.width(), _LABEL_PX)
             if rows:
-                painter.drawText(above, int(Qt.AlignmentFlag.AlignCenter), _short(rows))
-
-
-def _short(count: int) -> str:
-    """Return a count that fits above a bar."""
-    for size, unit in ((1_000_000, "M"), (1_000, "k")):
-        if count >= 10 * size or (size > 1_000 and count >= size):
-            return f"{count / size:.1f}{unit}" if count < 10 * size else f"{count // size}{unit}"
-    return f"{count:,}"
+                painter.drawText(above, int(Qt.AlignmentFlag.AlignCenter), show_count(rows))

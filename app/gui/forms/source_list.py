@@ -68,7 +68,7 @@ class SourceList(QWidget):
             row.deleteLater()
         self.rows = []
         # Of one source without further settings nothing is shown.
-        shown = self._sources if len(self._sources) > 1 or self._sources != [_FIRST] else []
+        shown = self._sources if self._sources != [_FIRST] else []
         for place, source in enumerate(shown):
             row = SourceRow(self._theme, source, is_first=place == 0)
             row.edited.connect(self.edited)
@@ -113,9 +113,9 @@ class SourceRow(QWidget):
         if other := describe_rest(source):
             row.addWidget(make_label(other, "muted"))
         row.addWidget(make_label("Weight", "muted"))
-        self.weight = QLineEdit(f"{source.get('weight', 1):g}" if _is_number(source) else "")
-        if not _is_number(source):
-            self.weight.setText(str(source["weight"]))
+        weight = source.get("weight", 1)
+        # Text that was typed and is no number yet stays.
+        self.weight = QLineEdit(weight if isinstance(weight, str) else f"{weight:g}")
         self.weight.setAccessibleName("Weight")
         self.weight.setFixedWidth(_WEIGHT_PX)
         self.weight.textEdited.connect(lambda text: self._set("weight", text))
@@ -136,10 +136,6 @@ class SourceRow(QWidget):
         if chosen:
             self.path.setText(chosen)
             self._set("path", chosen)
-
-
-def _is_number(source: dict[str, Any]) -> bool:
-    return isinstance(source.get("weight", 1), (int, float))
 
 
 def describe_rest(source: dict[str, Any]) -> str:

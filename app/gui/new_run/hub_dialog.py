@@ -246,7 +246,7 @@ class HubDialog(QDialog):
     def _show_fetched(self, found: FetchedRepo) -> None:
         self._end_fetch()
         where = name_pc(found.pc)
-        self.progress.show_message("good", f"{found.name} is on {where}", found.folder)
+        self.progress.show_message("good", f"{found.name} is on {where}")
 
     def _show_unfetched(self, error: RacklessError) -> None:
         self._end_fetch()

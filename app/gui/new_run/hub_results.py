@@ -9,7 +9,7 @@ from app.gui.kit.theme import Theme
 from app.gui.tables.rows_model import Column, RowsModel, number_column
 from app.gui.tables.view import TableView
 from app.hub.hub_item import HubFit, HubItem, Verdict
-from app.presentation.hub_text import describe_size
+from app.presentation.hub_text import describe_gate, describe_size
 from app.telemetry.state import Status, Tone
 from app.text import DASH, show_count
 
@@ -23,7 +23,7 @@ _TONES: dict[Verdict, Tone] = {
 _VERDICTS: dict[Verdict, str] = {
     "too-large": "Too large",
     "unusable": "Cannot be trained",
-    "unknown": "Unknown shape",
+    "unknown": "Not known",
 }
 
 
@@ -45,7 +45,7 @@ def describe_access(row: HubRow) -> Status:
     """Return who may download an entry, and whether it is here already."""
     if row.item.is_cached:
         return Status("good", "on this PC")
-    return Status("warning", "gated") if row.item.is_gated else Status("calm", "open")
+    return Status("warning" if row.item.is_gated else "calm", describe_gate(row.item))
 
 
 def make_columns(kind: CachedKind) -> list[Column[HubRow]]:

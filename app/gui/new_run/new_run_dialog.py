@@ -7,6 +7,7 @@ has pressed Start.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -238,11 +239,13 @@ class NewRunDialog(QDialog):
         if self._complains:
             self._show_num_errors(self.form.count_errors(result))
         self.outlook.show_rows(result.summary)
-        self.outlook.look.setEnabled(preview_spec(answers) is not None)
+        spec = preview_spec(answers)
+        self.outlook.look.setEnabled(spec is not None)
         # Plans need less than a start: the model and the size of the batch are enough.
         self._plan.follow(*plan_spec(answers, nodes, are_known=are_known))
         is_here = "data.train" not in self._paths.missing
-        self._count.follow(preview_spec(answers) if is_here else None)
+        # Rows are counted on this PC, so that a tick at a node does not count them again.
+        self._count.follow(replace(spec, nodes="all") if spec is not None and is_here else None)
         return result
 
     def _forget_message(self) -> None:
